@@ -1,0 +1,112 @@
+"""The K formats: super-blocks of 256 weights whose sub-blocks have small integer scales of their own.
+
+Layouts are those of ggml-common.h, formulas and their order those of ggml-quants.c. `d` and `dmin` are
+little-endian halves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._blocks import Bytes, Floats, add_high_bits, field, halves, less, planes, scale, subtract, write_scaled
+
+_LOW_FOUR, _LOW_SIX, _FIFTH_AND_SIXTH = np.uint32(0x0F0F0F0F), np.uint32(0x3F3F3F3F), np.uint32(0x30303030)
+
+
+def q2_k(blocks: Bytes, out: Floats) -> None:
+    """Q2_K (`block_q2_K`): 16 bytes scales, 64 bytes qs, d, dmin.
+
+    Sub-block s (16 weights) has its scale in the low and its minimum in the high nibble of scales[s];
+    weight = (d * scale) * q - dmin * minimum. The 2-bit q lie in two groups of 32 bytes, plane by plane.
+    """
+    scales = field(blocks, 0, 16)
+    write_scaled(out, planes(field(blocks, 16, 64), 32, 2), _times(halves(blocks, 80), scales & 15))
+    subtract(out, _times(halves(blocks, 82), scales >> 4))
+
+
+def q3_k(blocks: Bytes, out: Floats) -> None:
+    """Q3_K (`block_q3_K`): 32 bytes hmask, 64 bytes qs, 12 bytes scales, d.
+
+    Sub-block s (16 weights): weight = (d * (scale - 32)) * q. The low two bits of q are as in Q2_K; bit b
+    of hmask[m] is for weight 32 b + m, and 4 is taken off where it is *not* set.
+
+    The low four bits of scale s are a nibble of byte s % 8 (the high one from s = 8 on), the upper two are
+    bits 2 (s // 4) … of byte 8 + s % 4.
+    """
+    scales = planes(field(blocks, 96, 8), 8, 4).reshape(-1, 4, 4)
+    high = field(blocks, 104, 4).view(np.uint32)  # four bytes, taken together
+    for k in range(4):
+        scales[:, k] |= (high >> np.uint32(2 * k) << np.uint32(4) & _FIFTH_AND_SIXTH).view(np.uint8)
+    signed = scales.reshape(-1, 16).view(np.int8) - np.int8(32)
+
+    q = planes(field(blocks, 32, 64), 32, 2)
+    add_high_bits(q, planes(field(blocks, 0, 32), 32, 1), 2)
+    write_scaled(out, less(q, 4), _times(halves(blocks, 108), signed))
+
+
+def q4_k(blocks: Bytes, out: Floats) -> None:
+    """Q4_K (`block_q4_K`): d, dmin, 12 bytes scales, 128 bytes qs.
+
+    Sub-block s (32 weights), scale and minimum as in `scales_and_minimums`:
+    weight = (d * scale) * nibble - dmin * minimum. Each 32 bytes of qs hold one sub-block in their low
+    nibbles and the next one in their high nibbles.
+    """
+    scales, minimums = scales_and_minimums(field(blocks, 4, 12))
+    write_scaled(out, planes(field(blocks, 16, 128), 32, 4), _times(halves(blocks, 0), scales))
+    subtract(out, _times(halves(blocks, 2), minimums))
+
+
+def q5_k(blocks: Bytes, out: Floats) -> None:
+    """Q5_K (`block_q5_K`): d, dmin, 12 bytes scales, 32 bytes qh, 128 bytes qs.
+
+    As Q4_K, with a fifth bit for each weight: bit s of qh[m] is for weight m of sub-block s.
+    """
+    scales, minimums = scales_and_minimums(field(blocks, 4, 12))
+    q = planes(field(blocks, 48, 128), 32, 4)
+    add_high_bits(q, planes(field(blocks, 16, 32), 32, 1), 4)
+    write_scaled(out, q, _times(halves(blocks, 0), scales))
+    subtract(out, _times(halves(blocks, 2), minimums))
+
+
+def q6_k(blocks: Bytes, out: Floats) -> None:
+    """Q6_K (`block_q6_K`): 128 bytes ql, 64 bytes qh, 16 signed bytes scales, d.
+
+    Sub-block s (16 weights): weight = (d * scales[s]) * (q - 32). For each half of 128 weights, 64 bytes of
+    ql hold the low nibbles of q (low halves first) and 32 bytes of qh the upper two bits, plane by plane.
+    """
+    q = planes(field(blocks, 0, 128), 64, 4)
+    add_high_bits(q, planes(field(blocks, 128, 64), 32, 2), 4)
+    write_scaled(out, less(q, 32), _times(halves(blocks, 208), field(blocks, 192, 16).view(np.int8)))
+
+
+def q8_k(blocks: Bytes, out: Floats) -> None:
+    """Q8_K (`block_q8_K`): float32 d, 256 signed bytes, 16 int16 sums (not needed); weight = d * q."""
+    d = field(blocks, 0, 4).view("<f4").astype(np.float32, copy=False)
+    np.copyto(out, blocks[:, 4:260].view(np.int8))
+    scale(out, d)
+
+
+def scales_and_minimums(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """The 6-bit scales and minimums of Q4_K and Q5_K (ggml's `get_scale_min_k4`).
+
+    `packed` is contiguous, (n, 12); gives two (n, 8) arrays. Sub-blocks 0-3 have their scale in the low six bits of
+    bytes 0-3 and their minimum in those of bytes 4-7. Sub-blocks 4-7 have the low four bits of both in
+    bytes 8-11 (scale in the low nibble) and the upper two in the top bits of bytes 0-3 and 4-7.
+    """
+    # Four bytes are taken together; what crosses between them is masked away.
+    words = packed.view(np.uint32)
+    first, second, third = words[:, 0], words[:, 1], words[:, 2]
+    scales, minimums = np.empty((len(words), 2), np.uint32), np.empty((len(words), 2), np.uint32)
+    scales[:, 0] = first & _LOW_SIX
+    scales[:, 1] = third & _LOW_FOUR | first >> np.uint32(2) & _FIFTH_AND_SIXTH
+    minimums[:, 0] = second & _LOW_SIX
+    minimums[:, 1] = third >> np.uint32(4) & _LOW_FOUR | second >> np.uint32(2) & _FIFTH_AND_SIXTH
+    return scales.view(np.uint8), minimums.view(np.uint8)
+
+
+def _times(d: Floats, scales: NDArray[np.integer[Any]]) -> Floats:
+    """Each super-block's `d` (n,) times its sub-blocks' integer scales (n, m), as float32 (n, m)."""
+    return d[:, None] * scales.astype(np.float32)
