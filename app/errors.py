@@ -1,0 +1,86 @@
+"""The errors of the service: one tree, each an answer that a client can act on.
+
+    Problem                       a status, a slug, a title, a detail, more fields
+    +-- BadRequest                400 bad-selection, selection-out-of-range, bad-parameter
+    +-- NotFound                  404 no-such-model, no-such-tensor, no-such-key, no-such-resource
+    +-- AmbiguousTensor           409 ambiguous-tensor
+    +-- TooLarge                  413 response-too-large, 414 url-too-long
+    +-- Unreadable                422 unreadable-model, incomplete-split, and every tensor fault
+    +-- Unavailable               503 volume-error, with Retry-After
+
+Each becomes an application/problem+json body (RFC 9457) in `app.problems`.
+"""
+
+from typing import Any, ClassVar
+
+__all__ = ["AmbiguousTensor", "BadRequest", "NotFound", "Problem", "TooLarge", "Unavailable", "Unreadable"]
+
+
+class Problem(Exception):
+    """An error with an answer: its ``status``, ``slug`` (the end of the problem's type), ``detail`` and ``fields``."""
+
+    status: int = 500
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, slug: str, detail: str, *, status: int | None = None, **fields: Any) -> None:
+        super().__init__(detail)
+        self.slug = slug
+        self.detail = detail
+        self.fields = fields
+        if status is not None:
+            self.status = status
+
+    @property
+    def title(self) -> str:
+        """The slug as words: ``no-such-tensor`` gives ``No such tensor``."""
+        return self.slug.replace("-", " ").capitalize()
+
+    def body(self) -> dict[str, Any]:
+        """The members of the problem document, in the order in which RFC 9457 introduces them."""
+        return {
+            "type": f"/problems/{self.slug}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **self.fields,
+        }
+
+
+class BadRequest(Problem, ValueError):
+    """The request asks for something that cannot be meant."""
+
+    status = 400
+
+
+class NotFound(Problem, LookupError):
+    """Nothing by that name."""
+
+    status = 404
+
+
+class AmbiguousTensor(Problem, LookupError):
+    """The file has the name more than once."""
+
+    status = 409
+
+    def __init__(self, detail: str, **fields: Any) -> None:
+        super().__init__("ambiguous-tensor", detail, **fields)
+
+
+class TooLarge(Problem):
+    """The request or its answer is over a limit; the detail names the limit and the way around it."""
+
+    status = 413
+
+
+class Unreadable(Problem, ValueError):
+    """The file, or the tensor in it, cannot be read; the detail says why."""
+
+    status = 422
+
+
+class Unavailable(Problem, OSError):
+    """The service cannot answer now and may later."""
+
+    status = 503
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "1"}

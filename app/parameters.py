@@ -1,0 +1,89 @@
+"""The query parameters of each route, as models: what they mean, and that anything else is refused."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "DTypeName",
+    "FormatName",
+    "KeyQuery",
+    "MetadataQuery",
+    "NamedWeightsQuery",
+    "NoQuery",
+    "TensorsQuery",
+    "WeightsQuery",
+]
+
+FormatName = Literal["raw", "npy", "json", "native"]
+DTypeName = Literal["float32", "float16", "bfloat16", "stored"]
+
+
+class NoQuery(BaseModel):
+    """No parameters: a route that takes none refuses them all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WeightsQuery(NoQuery):
+    """Which weights of a tensor, and in which form."""
+
+    rows: Annotated[
+        str | None,
+        Field(
+            description="Rows: integers and slices as in numpy, joined by commas. Default: all.",
+            examples=["0:2", "-1", "3,7,10:20", "9::-1"],
+        ),
+    ] = None
+    cols: Annotated[
+        str | None,
+        Field(description="Weights of each row: one integer or slice. Default: all.", examples=["0:64", "::2"]),
+    ] = None
+    slice: Annotated[
+        str | None,
+        Field(
+            description="N-D selection in numpy order; an integer drops its axis. Not together with rows or cols.",
+            examples=["3,10:20,:", "...,0"],
+        ),
+    ] = None
+    format: Annotated[
+        FormatName,
+        Field(description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks."),
+    ] = "raw"
+    dtype: Annotated[
+        DTypeName | None,
+        Field(description="Type of an answered weight. Default: float32; stored: the file's own, if not quantized."),
+    ] = None
+
+
+class NamedWeightsQuery(WeightsQuery):
+    """The same, with the names as parameters."""
+
+    model: Annotated[str, Field(description="Model id.", examples=["demo"])]
+    tensor: Annotated[str, Field(description="Tensor name.", examples=["blk.0.attn_q.weight"])]
+
+
+class MetadataQuery(NoQuery):
+    """Which keys, and how much of their arrays."""
+
+    prefix: Annotated[str, Field(description="Only keys that begin so.", examples=["general."])] = ""
+    items: Annotated[int, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
+
+
+class KeyQuery(NoQuery):
+    """Which part of an array."""
+
+    slice: Annotated[
+        str | None, Field(description="A slice of an array: start:stop:step as in numpy.", examples=["0:100", "-5:"])
+    ] = None
+
+
+class TensorsQuery(NoQuery):
+    """Which tensors of a model."""
+
+    name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
+    type: Annotated[str | None, Field(description="Name or id of a type.", examples=["Q4_K", "12"])] = None
+    limit: Annotated[int, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
+    cursor: Annotated[
+        int, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
+    ] = 0

@@ -1,0 +1,78 @@
+"""Errors on the wire: application/problem+json (RFC 9457) for all that goes wrong, the framework's own included."""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.errors import Problem
+
+__all__ = ["add_problem_handlers", "problem_response"]
+
+_SHOWN_ERRORS = 5
+_LONGEST_INPUT = 80
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer that a problem is."""
+    return Response(
+        json.dumps(problem.body(), ensure_ascii=False).encode("utf-8", "replace") + b"\n",
+        status_code=problem.status,
+        headers={**problem.headers, **(headers or {}), "Cache-Control": "no-store"},
+        media_type="application/problem+json",
+    )
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Make every error of ``app`` a problem document."""
+
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> Response:
+        return problem_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return problem_response(_invalid(error))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            detail = "nothing is at this path; /v1/models lists the models, /docs the routes."
+            return problem_response(Problem("no-such-resource", detail, status=404))
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            detail = f"this path does not take {request.method[:_LONGEST_INPUT]}; the Allow header says what it does."
+            # The router names the methods of one route; what takes GET takes HEAD, by a route of its own.
+            allowed = {*(error.headers or {}).get("Allow", "GET").split(", ")}
+            allow = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+            return problem_response(Problem("method-not-allowed", detail, status=405), {"Allow": allow})
+        slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+        return problem_response(Problem(slug, str(error.detail), status=error.status_code), error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_request: Request, _error: Exception) -> Response:
+        detail = "the service failed in a way it should not have; its log has the reason."
+        return problem_response(Problem("internal-error", detail, status=500))
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    errors = error.errors()
+    sentences = [_sentence(one) for one in errors[:_SHOWN_ERRORS]]
+    if len(errors) > _SHOWN_ERRORS:
+        sentences.append(f"and {len(errors) - _SHOWN_ERRORS} more")
+    return Problem("bad-parameter", "; ".join(sentences) + ".", status=400)
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in error["loc"][1:])[:_LONGEST_INPUT]
+    if error["type"] == "extra_forbidden":
+        return f"{name!r} is no parameter of this route"
+    if error["type"] == "missing":
+        return f"the parameter {name!r} is missing"
+    given = repr(error.get("input"))
+    given = given if len(given) <= _LONGEST_INPUT else given[:_LONGEST_INPUT] + "…"
+    return f"{name}={given}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -1,0 +1,85 @@
+"""Every setting of the service, as one model: environment variables ``TENSORTAP_*`` and flags of ``serve``."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ByteSize, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.memory import default_cache_bytes
+
+__all__ = ["ENV_PREFIX", "Settings"]
+
+ENV_PREFIX = "TENSORTAP_"
+
+
+def _default_threads() -> int:
+    # One more than the cores: a thread that waits for the volume leaves its core to another.
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
+class Settings(BaseSettings):
+    """What an operator can choose. The defaults suit a laptop and are safe in a container."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, cli_kebab_case=True)
+
+    root: Annotated[Path, Field(description="The volume: the folder whose GGUF files are served.")] = Path("models")
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
+    workers: Annotated[int, Field(ge=1, le=64, description="Server processes; each has a window cache of its own.")] = 1
+    cache_bytes: Annotated[
+        ByteSize | None,
+        Field(
+            description="Decoded windows that each worker keeps, in bytes or like 512MiB. Unset: a quarter of "
+            "the memory that the container may use, divided by the workers, at least 64 MiB."
+        ),
+    ] = None
+    decode_threads: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=256,
+            description="Threads of each worker that read and decode windows. Default: cores + 1.",
+        ),
+    ] = _default_threads()
+    read_ahead: Annotated[
+        int, Field(ge=1, le=16, description="Windows that a stream has decoded ahead of its socket.")
+    ] = 3
+    open_models: Annotated[
+        int, Field(ge=1, le=4096, description="Models kept open between requests, the latest used.")
+    ] = 32
+    recheck_seconds: Annotated[
+        float,
+        Field(ge=0, le=3600, description="How long a look at the volume holds before files are checked again."),
+    ] = 1.0
+    outside_symlinks: Annotated[bool, Field(description="Also follow symbolic links that lead out of the volume.")] = (
+        False
+    )
+    json_limit: Annotated[
+        ByteSize,
+        Field(description="Most decoded bytes that format=json answers; raw, npy and native have no limit."),
+    ] = ByteSize(64 << 20)
+    url_limit: Annotated[ByteSize, Field(ge=1024, description="Longest path and query of a request.")] = ByteSize(
+        64 << 10
+    )
+    cache_control: Annotated[str, Field(description="The Cache-Control header of weights.")] = (
+        "public, max-age=0, must-revalidate"
+    )
+    keep_alive_seconds: Annotated[
+        int,
+        Field(ge=1, le=3600, description="How long an idle connection stays open; longer than a proxy's."),
+    ] = 75
+    grace_seconds: Annotated[
+        int, Field(ge=0, le=3600, description="How long running answers may go on after SIGTERM.")
+    ] = 8
+
+    @property
+    def cache_budget(self) -> int:
+        """Bytes of decoded windows that this worker keeps: ``cache_bytes``, or the default for this machine."""
+        return default_cache_bytes(self.workers) if self.cache_bytes is None else int(self.cache_bytes)
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables, to hand them to worker processes; unset ones are left out."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}

@@ -1,0 +1,260 @@
+"""Streams of a real server: whole and in little memory, stopped when the client leaves, never mixed or padded."""
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from decoders import GGMLType
+from tests import builder
+from tests.server import Server
+
+MIB = 1 << 20
+ROW = 4096
+
+
+def write_sparse(path: Path, type_id: int, n_rows: int, n_bytes: int, tail: bytes = b"") -> None:
+    """A model of one tensor ``w`` of rows of 4096 weights: zeros that take no room on the disk, then ``tail``."""
+    infos = [builder.tensor_info("w", [ROW, n_rows], type_id, 0)]
+    with path.open("wb") as file:
+        file.write(builder.base(infos=infos, data=b""))
+        file.truncate(file.tell() + n_bytes)
+        file.seek(-len(tail), os.SEEK_END)
+        file.write(tail)
+
+
+def last_blocks() -> NDArray[np.uint8]:
+    """One row of Q8_0 blocks, of scale one half."""
+    blocks = (np.arange(ROW // 32 * 34) % 100).astype(np.uint8).reshape(-1, 34)
+    blocks[:, :2] = np.float16(0.5).reshape(1).view(np.uint8)
+    return blocks
+
+
+def write_f32(path: Path, mib: int, value: float) -> None:
+    """A model of one F32 tensor of ``mib`` MiB, all of one value."""
+    data = np.full(mib * MIB // 4, value, "<f4").tobytes()
+    path.write_bytes(builder.build([("w", [ROW, mib * MIB // 4 // ROW], GGMLType.F32, data)]))
+
+
+def ask(server: Server, path: str) -> socket.socket:
+    """A connection that has sent a request, and whose small buffer leaves the rest of the answer with the server."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return connection
+
+
+def read_answer(connection: socket.socket, start: bytes = b"") -> tuple[int, bytes]:
+    """The Content-Length of an answer, and what of its body came before the connection's end or that length."""
+    received = bytearray(start)
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(64 << 10)
+    head, _, body = bytes(received).partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    chunks = [body]
+    taken = len(body)
+    while taken < length and (chunk := connection.recv(MIB)):
+        chunks.append(chunk)
+        taken += len(chunk)
+    return length, b"".join(chunks)
+
+
+def cpu_seconds(server: Server) -> float:
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(server: Server) -> None:
+    """Until the server has used no time for half a second; fails after ten."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        before = cpu_seconds(server)
+        time.sleep(0.5)
+        if cpu_seconds(server) - before < 0.05:
+            return
+    pytest.fail("the server goes on working for clients that have left")
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volume")
+    write_sparse(folder / "q8.gguf", GGMLType.Q8_0, 262_144, 262_144 * ROW // 32 * 34, last_blocks().tobytes())
+    write_sparse(folder / "f32.gguf", GGMLType.F32, 65_536, 1 << 30)
+    (folder / "small.gguf").write_bytes(builder.base())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(volume: Path) -> Iterator[Server]:
+    with Server(volume, cache_bytes=64 * MIB) as running:
+        yield running
+
+
+def test_a_tensor_of_4_gib_streams_whole_in_little_memory(server: Server) -> None:
+    """Cases 38 and 66."""
+    last = (last_blocks()[:, 2:].astype("<f4") / 2).tobytes()
+    zeros = bytes(MIB)
+    size, n_bytes = 4 << 30, 0
+    with server.client.stream("GET", "/v1/models/q8/-/data/w") as answer:
+        assert answer.headers["content-length"] == str(size)
+        for chunk in answer.iter_raw(MIB):
+            n_bytes += len(chunk)
+            if n_bytes < size:
+                assert chunk == zeros
+            else:
+                assert chunk == zeros[: -len(last)] + last
+    assert n_bytes == size
+    assert server.memory("VmHWM") < (64 + 150) * MIB
+
+
+def test_the_last_row_comes_at_once(server: Server) -> None:
+    """Case 66: the row after 4 GiB of others is one window away."""
+    before = cpu_seconds(server)
+    answer = server.client.get("/v1/models/q8/-/data/w?rows=-1")
+    assert np.frombuffer(answer.content, "<f4")[:4].tolist() == [1.0, 1.5, 2.0, 2.5]
+    assert cpu_seconds(server) - before < 1
+
+
+def test_clients_that_leave_stop_the_work_and_leave_nothing_behind(server: Server) -> None:
+    """Case 10."""
+
+    def leave(times: int) -> None:
+        for _ in range(times):
+            with ask(server, "/v1/models/f32/-/data/w") as connection:
+                taken = 0
+                while taken < 64 << 10:
+                    taken += len(connection.recv(64 << 10))
+
+    leave(20)
+    wait_until_idle(server)
+    files, memory = server.open_files(), server.memory()
+    threads = len(os.listdir(f"/proc/{server.process.pid}/task"))
+    leave(200)
+    wait_until_idle(server)
+    assert server.open_files() <= files
+    assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= threads
+    assert server.memory() < memory + 32 * MIB
+    assert server.process.poll() is None
+
+
+def test_stalled_clients_hold_one_window_each_and_others_are_served(server: Server) -> None:
+    """Cases 12, 13 and 79: clients that send or read nothing more cost little and hold nobody up."""
+    wait_until_idle(server)
+    memory = server.memory()
+    stalled = [ask(server, "/v1/models/f32/-/data/w") for _ in range(50)]
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+    try:
+        for connection in silent:
+            connection.sendall(b"GET / HT")
+        wait_until_idle(server)
+        time.sleep(2.5)
+        assert server.client.get("/healthz").status_code == 200
+        assert server.client.get("/v1/models").json()["count"] == 3
+        rows = server.client.get("/v1/models/small/-/data/w")
+        assert np.frombuffer(rows.content, "<f4").tolist() == list(range(8))
+        # A window for each, and what 250 connections and the allocator take.
+        assert server.memory() < memory + (50 + 40) * MIB
+    finally:
+        for connection in stalled + silent:
+            connection.close()
+    wait_until_idle(server)
+
+
+def test_a_stalled_client_that_reads_again_gets_every_byte(tmp_path: Path) -> None:
+    """What was decoded ahead is let go of while nobody reads, and made again after."""
+    values = np.arange(24 * MIB // 4, dtype="<f4")
+    (tmp_path / "m.gguf").write_bytes(builder.build([("w", [ROW, 1536], GGMLType.F32, values.tobytes())]))
+    with Server(tmp_path, cache_bytes=0) as server, ask(server, "/v1/models/m/-/data/w") as connection:
+        start = connection.recv(1000)
+        time.sleep(3)
+        length, body = read_answer(connection, start)
+        assert length == values.nbytes
+        assert hashlib.sha256(body).digest() == hashlib.sha256(values.tobytes()).digest()
+
+
+def test_a_file_replaced_in_mid_stream_gives_all_old_then_all_new(tmp_path: Path) -> None:
+    """Case 25: same size, same mtime, renamed over the old one."""
+    write_f32(tmp_path / "m.gguf", 32, 1.0)
+    write_f32(tmp_path / "new", 32, 2.0)
+    status = (tmp_path / "m.gguf").stat()
+    os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    with Server(tmp_path, recheck_seconds=0) as server:
+        etag = server.client.head("/v1/models/m/-/data/w").headers["etag"]
+        with ask(server, "/v1/models/m/-/data/w") as connection:
+            start = connection.recv(1000)
+            (tmp_path / "new").rename(tmp_path / "m.gguf")
+            answer = server.client.get("/v1/models/m/-/data/w?rows=0:1")
+            assert set(np.frombuffer(answer.content, "<f4")) == {2.0}
+            length, body = read_answer(connection, start)
+            assert len(body) == length == 32 * MIB
+            assert set(np.frombuffer(body, "<f4")) == {1.0}
+        answer = server.client.get("/v1/models/m/-/data/w")
+        assert set(np.frombuffer(answer.content, "<f4")) == {2.0}
+        assert answer.headers["etag"] != etag
+
+
+def test_a_file_that_shrinks_in_mid_stream_ends_the_answer_short(tmp_path: Path) -> None:
+    """Case 39: fewer bytes than promised, all of them right, and one line in the log."""
+    write_f32(tmp_path / "m.gguf", 64, 1.0)
+    with Server(tmp_path, cache_bytes=0) as server, ask(server, "/v1/models/m/-/data/w") as connection:
+        start = connection.recv(1000)
+        os.truncate(tmp_path / "m.gguf", 8 * MIB)
+        length, body = read_answer(connection, start)
+        assert length == 64 * MIB
+        assert len(body) < length
+        assert set(np.frombuffer(body[: len(body) // 4 * 4], "<f4")) == {1.0}
+        assert server.client.get("/healthz").status_code == 200
+        lines = [line for line in server.log if "ERROR" in line or "Traceback" in line]
+        assert len(lines) == 1, lines
+        assert "aborted an answer of tensor 'w'" in lines[0]
+
+
+def test_a_file_overwritten_in_mid_stream_is_not_mixed_in(tmp_path: Path) -> None:
+    """The same size, written in place: nothing of the new content reaches the old answer."""
+    write_f32(tmp_path / "m.gguf", 64, 1.0)
+    with Server(tmp_path, cache_bytes=0) as server, ask(server, "/v1/models/m/-/data/w") as connection:
+        start = connection.recv(1000)
+        write_f32(tmp_path / "m.gguf", 64, 2.0)
+        length, body = read_answer(connection, start)
+        assert len(body) < length
+        assert set(np.frombuffer(body[: len(body) // 4 * 4], "<f4")) == {1.0}
+
+
+def test_sigterm_with_a_stuck_reader_stops_in_time(tmp_path: Path) -> None:
+    """Case 26."""
+    write_f32(tmp_path / "m.gguf", 64, 1.0)
+    with Server(tmp_path, grace_seconds=1) as server, ask(server, "/v1/models/m/-/data/w") as connection:
+        connection.recv(1000)
+        began = time.monotonic()
+        assert server.stop(timeout=15) == 0
+        assert time.monotonic() - began < 10
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_many_clients_of_one_cold_tensor_all_get_it(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (ROW * 64 // 32, 34), dtype=np.uint8)
+    values[:, 1] &= 0x3F
+    (tmp_path / "m.gguf").write_bytes(builder.build([("w", [ROW, 64], GGMLType.Q8_0, values.tobytes())]))
+    with Server(tmp_path) as server:
+        bodies: list[bytes] = []
+        clients = [
+            threading.Thread(target=lambda: bodies.append(server.client.get("/v1/models/m/-/data/w").content))
+            for _ in range(10)
+        ]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        assert len(bodies) == 10
+        assert len(set(bodies)) == 1
+        assert len(bodies[0]) == ROW * 64 * 4

@@ -1,0 +1,84 @@
+"""A real server for tests: ``python -m app serve`` in a process of its own, on a free port."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+__all__ = ["Server"]
+
+_STARTED = re.compile(r"running on http://[^:]+:(\d+)")
+
+
+class Server:
+    """A server on ``root``; keyword arguments are its settings. A context manager that stops it at the end."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORTAP_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "serve", f"--root={root}", "--port=0", *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.log: list[str] = []
+        self._started = threading.Event()
+        self.port = 0
+        self._reading = threading.Thread(target=self._read_log, daemon=True)
+        self._reading.start()
+        if not self._started.wait(30) or not self.port:
+            self.stop()
+            raise RuntimeError("the server did not start:\n" + "".join(self.log))
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if match := _STARTED.search(line):
+                self.port = int(match[1])
+                self._started.set()
+        self._started.set()
+
+    def memory(self, field: str = "VmRSS") -> int:
+        """Bytes of memory of the server process: VmRSS is now, VmHWM the most so far."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(field)
+
+    def open_files(self) -> int:
+        """How many descriptors the server process has."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self, timeout: float = 30) -> int:
+        """Send SIGTERM, wait, and give the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout)
+        self._reading.join(5)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.client.close()
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
