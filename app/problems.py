@@ -21,7 +21,7 @@ _LONGEST_INPUT = 80
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """The answer that a problem is."""
     return Response(
-        json.dumps(problem.body(), ensure_ascii=False).encode("utf-8", "replace") + b"\n",
+        json.dumps(problem.body(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n",
         status_code=problem.status,
         headers={**problem.headers, **(headers or {}), "Cache-Control": "no-store"},
         media_type="application/problem+json",

@@ -38,7 +38,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-_JSON_END = b"}"
+_JSON_END = b"}\n"
 # Characters of a file name before its suffix: file systems take 255 bytes, proxies headers of a few KiB.
 _LONGEST_FILE_NAME = 200
 
