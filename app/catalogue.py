@@ -136,6 +136,18 @@ class Catalogue:
                 self._list_made = time.monotonic()
             return self._list
 
+    def forget_gone(self) -> None:
+        """Close the models whose files were replaced or removed, so that a deleted file's room on the disk is freed."""
+        with self._lock:
+            entries = list(self._entries.items())
+        gone = [(model_id, entry) for model_id, entry in entries if _identities(entry.found) != entry.identities]
+        for model_id, entry in gone:
+            with self._lock:
+                if self._entries.get(model_id) is not entry:
+                    continue
+                del self._entries[model_id]
+            self._close(entry)
+
     def figures(self) -> dict[str, int]:
         """How many models are kept open, and how many bytes their headers hold."""
         with self._lock:
@@ -164,9 +176,7 @@ class Catalogue:
                 raise _copy(entry.outcome)
             self._entries.pop(model_id, None)
         if entry is not None:
-            entry.close()
-            if isinstance(entry.outcome, Snapshot):
-                self._on_gone(entry.outcome.key)
+            self._close(entry)
         if found is None:
             if not self.volume.readable():
                 raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
@@ -176,8 +186,19 @@ class Catalogue:
         except Unreadable as problem:
             self._keep(model_id, _Entry(found, identities, _copy(problem), checked))
             raise
+        try:
+            snapshot.fingerprint()  # read here, in a thread, so that it is there when an ETag is asked for
+        except BaseException:
+            snapshot.release()
+            raise
         self._keep(model_id, _Entry(found, snapshot.identities, snapshot.acquire(), checked))
         return snapshot
+
+    def _close(self, entry: _Entry) -> None:
+        """Let go of a model whose files are no longer what they were, and of its windows."""
+        entry.close()
+        if isinstance(entry.outcome, Snapshot):
+            self._on_gone(entry.outcome.key)
 
     def _keep(self, model_id: bytes, entry: _Entry) -> None:
         """Keep an outcome as the latest used, and close those used longest ago that are too many or too large."""

@@ -1,5 +1,6 @@
 """The application: routes, middleware and error handlers around one service."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -23,9 +24,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.look_around()
+        tidying = asyncio.create_task(service.tidy())
         try:
             yield
         finally:
+            tidying.cancel()
             service.close()
 
     app = FastAPI(

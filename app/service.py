@@ -17,6 +17,7 @@ from app.volume import Volume
 __all__ = ["Service"]
 
 _log = logging.getLogger("tensortap")
+_TIDY_SECONDS = 10
 
 
 class Service:
@@ -49,6 +50,13 @@ class Service:
     def look_around(self) -> None:
         """Begin to describe the volume's models, so that the first to list them need not wait as long."""
         self._lister.submit(self._first_look)
+
+    async def tidy(self) -> None:
+        """Let go of models that are gone from the volume, every now and then, for as long as the service runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            await loop.run_in_executor(self._lister, self.catalogue.forget_gone)
 
     def close(self) -> None:
         """Stop the threads and close the files."""
