@@ -85,19 +85,20 @@ def _parts(path: bytes) -> tuple[bytes, ...]:
 
 
 def _check_model(paths: tuple[bytes, ...]) -> bool:
-    shown = ", ".join(text(path) for path in paths)
+    shown = ", ".join(_printable(path) for path in paths)
     try:
         # Links are the caller's own here: they are followed.
         snapshot = Snapshot.open(b"", [os.path.realpath(path) for path in paths])
     except (GGUFError, OSError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        click.echo(f"{shown}: {reason}", err=True)
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which part of a split set
+        click.echo(f"{shown}: {reason}{notes}", err=True)
         return False
     with snapshot:
         tensors = snapshot.model.tensors
         with click.progressbar(
             length=sum(tensor.n_weights for tensor in tensors if tensor.readable),
-            label=text(paths[0]),
+            label=_printable(paths[0]),
             file=sys.stderr,
         ) as bar:
             reports = [check_tensor(snapshot, tensor, bar.update) for tensor in tensors]
@@ -116,7 +117,7 @@ def _print_table(reports: Sequence[TensorReport]) -> None:
         tensor = report.tensor
         rows.append(
             (
-                "".join(char if char.isprintable() else "�" for char in text(tensor.name)),
+                _printable(tensor.name),
                 tensor.type_name or str(tensor.type_id),
                 "x".join(map(str, tensor.shape)) or "scalar",
                 "?" if tensor.n_bytes is None else str(tensor.n_bytes),
@@ -134,6 +135,11 @@ def _print_table(reports: Sequence[TensorReport]) -> None:
             for column, (cell, width) in enumerate(zip(row[:-1], widths, strict=True))
         ]
         click.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def _printable(name: bytes) -> str:
+    """A name for a line of a terminal: what would move its cursor or colour its text is U+FFFD."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text(name))
 
 
 def _value(value: float | None) -> str:

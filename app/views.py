@@ -16,7 +16,7 @@ import numpy as np
 
 from app.catalogue import Listed
 from app.errors import BadRequest, NotFound, TooLarge
-from app.gguf import Array, Entry, Tensor, Value, ValueType
+from app.gguf import Array, Entry, Tensor, Value, ValueType, quoted
 from app.names import href, model_href, text
 from app.parameters import MetadataQuery, TensorsQuery
 from app.selection import parse_slice
@@ -146,7 +146,7 @@ def key_view(snapshot: Snapshot, key: bytes, slice_text: str | None) -> bytes:
     """
     entries = snapshot.model.metadata.all(key)
     if not entries:
-        raise NotFound("no-such-key", f"the model has no key {text(key)!r}; the metadata listing has all of them.")
+        raise NotFound("no-such-key", f"the model has no key {quoted(key)}; the metadata listing has all of them.")
     picked = None if slice_text is None else parse_slice("slice", slice_text)
     allowance = _Allowance("ask for a slice= of the array; of a longer string, the metadata listing has the beginning")
     values = [_whole(entry, picked, allowance) for entry in entries]
@@ -162,7 +162,7 @@ def _whole(entry: Entry, picked: slice | None, allowance: "_Allowance") -> dict[
         items = _values(value, picked or slice(None), allowance)
         return {"type": entry.type.label, **_array_kind(value), "items": items}
     if picked is not None:
-        raise BadRequest("bad-selection", f"slice is for arrays; {text(entry.key)!r} is of type {entry.type.label}.")
+        raise BadRequest("bad-selection", f"slice is for arrays; {quoted(entry.key)} is of type {entry.type.label}.")
     if isinstance(value, bytes):
         allowance.take(size=len(value))
         return {"type": entry.type.label, "length": len(value), **_string(value)}
@@ -215,7 +215,7 @@ def tensor_view(snapshot: Snapshot, name: bytes) -> bytes:
     """
     same = [tensor for tensor in snapshot.model.tensors if tensor.name == name]
     if not same:
-        raise NotFound("no-such-tensor", f"the model has no tensor {text(name)!r}; the tensor table has all of them.")
+        raise NotFound("no-such-tensor", f"the model has no tensor {quoted(name)}; the tensor table has all of them.")
     body = {**_named("model", snapshot.model_id), **_tensor(snapshot, same[0])}
     if len(same) > 1:
         body["same_name"] = [_tensor(snapshot, tensor) for tensor in same]
