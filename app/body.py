@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import Problem
 from app.names import text
+from app.observe import record_of
 from app.plan import Visit, plan
 from app.reader import Piece, Reader
 from app.representation import Representation
@@ -75,7 +76,7 @@ class WeightsResponse(Response):
             else:
                 await self._send(self._pieces(gone), send, gone)
         except _ClientLeft:
-            pass
+            record_of(scope).outcome = "client left"
         finally:
             gone.stop()
             self._representation.source.snapshot.release()
@@ -109,7 +110,7 @@ class WeightsResponse(Response):
                         await send({"type": "http.response.body", "body": b"", "more_body": True})
                         stalled.cancel()
                         if gone.known:
-                            return
+                            raise _ClientLeft
             except (Problem, MemoryError) as error:
                 if not started:
                     raise

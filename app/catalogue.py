@@ -19,7 +19,7 @@ from app.snapshot import FileIdentity, Snapshot
 from app.summary import Summary, summarize
 from app.volume import Found, Volume
 
-__all__ = ["Catalogue", "Listed"]
+__all__ = ["Catalogue", "Listed", "no_such_model"]
 
 # Headers of open models may hold large vocabularies; past this, the models used longest ago are closed.
 _MOST_HEADER_BYTES = 256 << 20
@@ -180,7 +180,7 @@ class Catalogue:
         if found is None:
             if not self.volume.readable():
                 raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
-            raise NotFound("no-such-model", "no model of that id lies on the volume; /v1/models lists all.")
+            raise no_such_model()
         try:
             snapshot = _opened(found)
         except Unreadable as problem:
@@ -239,6 +239,11 @@ class Catalogue:
         return listed
 
 
+def no_such_model() -> NotFound:
+    """The answer to an id that names no model, or none that whoever asks may see: the two must not differ."""
+    return NotFound("no-such-model", "no model of that id lies on the volume; /v1/models lists all.")
+
+
 def _identities(found: Found | None) -> tuple[FileIdentity, ...]:
     """The identities of a model's files now; none if one has just gone."""
     try:
@@ -272,6 +277,6 @@ def _opened(found: Found) -> Snapshot:
     except PermissionError as error:
         raise Unreadable("unreadable-model", "the service has no permission to read the file.") from error
     except FileNotFoundError as error:
-        raise NotFound("no-such-model", "the model was removed a moment ago; /v1/models lists all.") from error
+        raise no_such_model() from error
     except OSError as error:
         raise Unavailable("volume-error", f"opening the file failed: {error.strerror or error}. Try again.") from error

@@ -1,16 +1,18 @@
 """The command line: ``serve``, ``check`` and ``settings``."""
 
-import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import click
 import uvicorn
 from pydantic import ValidationError
 
+from app.auth import Keys, KeysError
+from app.logs import log_config
 from app.settings import ENV_PREFIX, Settings
 
 __all__ = ["main"]
@@ -29,21 +31,29 @@ def main() -> None:
 def serve(flags: tuple[str, ...]) -> None:
     """Serve the models below --root; --help lists every flag."""
     settings = _settings(flags, "python -m app serve")
+    try:
+        Keys.of(settings)
+    except KeysError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
     os.environ.update(settings.environment())  # worker processes read them from there
     # The server raises the signal again once it has stopped: a stop that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(
-        "app.server:create_app",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        timeout_keep_alive=settings.keep_alive_seconds,
-        timeout_graceful_shutdown=settings.grace_seconds,
-        server_header=False,
-        ws="none",
-        log_config=_log_config(),
-    )
+    with _shared_figures(settings):
+        uvicorn.run(
+            "app.server:create_app",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.workers,
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=settings.grace_seconds,
+            server_header=False,
+            ws="none",
+            http="app.protocol:PatientProtocol",
+            log_config=log_config(settings.log_format),
+            access_log=False,
+        )
 
 
 @main.command()
@@ -57,7 +67,7 @@ def settings() -> None:
             value = f"unset: {now.cache_budget}"
         click.echo(f"{ENV_PREFIX}{name.upper()}  --{name.replace('_', '-')}")
         click.echo(f"    {field.description}")
-        click.echo(f"    default {'unset' if default is None else default}, now {value}")
+        click.echo(f"    default {'unset' if default is None else default}, now {'unset' if value is None else value}")
 
 
 @main.command()
@@ -79,20 +89,19 @@ def _settings(flags: Iterable[str], program: str) -> Settings:
         sys.exit(2)
 
 
-class _OneLine(logging.Filter):
-    """Drops the server's remark on an answer that was cut short: the service has said why, in its own line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "without completing response" not in record.getMessage()
-
-
-def _log_config() -> dict[str, Any]:
-    config: dict[str, Any] = dict(uvicorn.config.LOGGING_CONFIG)
-    config["filters"] = {"one_line": {"()": _OneLine}}
-    config["handlers"] = {**config["handlers"]}
-    config["handlers"]["default"] = {**config["handlers"]["default"], "filters": ["one_line"]}
-    config["loggers"] = {
-        **config["loggers"],
-        "tensortap": {"handlers": ["default"], "level": "INFO", "propagate": False},
-    }
-    return config
+@contextmanager
+def _shared_figures(settings: Settings) -> Iterator[None]:
+    """Name the folder in which several workers share their metrics, while they run; prometheus_client looks for it."""
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    if settings.workers == 1 or not settings.metrics:
+        yield
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="tensortap-", ignore_cleanup_errors=True)
+    except OSError as error:
+        reason = error.strerror or error
+        click.echo(f"no folder for the metrics of several workers: {reason}. Set TMPDIR, or --metrics=false.", err=True)
+        sys.exit(2)
+    with folder as path:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = path
+        yield

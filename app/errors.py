@@ -1,12 +1,12 @@
 """The errors of the service: one tree, each an answer that a client can act on.
 
     Problem                       a status, a slug, a title, a detail, more fields
-    +-- BadRequest                400 bad-selection, selection-out-of-range, bad-parameter
+    +-- BadRequest                400 bad-selection, selection-out-of-range, bad-parameter, bad-host
     +-- NotFound                  404 no-such-model, no-such-tensor, no-such-key, no-such-resource
     +-- AmbiguousTensor           409 ambiguous-tensor
-    +-- TooLarge                  413 response-too-large, 414 url-too-long
+    +-- TooLarge                  413 response-too-large, body-too-large, 414 url-too-long
     +-- Unreadable                422 unreadable-model, incomplete-split, and every tensor fault
-    +-- Unavailable               503 volume-error, with Retry-After
+    +-- Unavailable               503 volume-error, overloaded, with Retry-After
 
 Each becomes an application/problem+json body (RFC 9457) in `app.problems`.
 """

@@ -1,13 +1,18 @@
 """The reader: windows from the cache, or read and decoded in a bounded pool of threads."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any
+
+from numpy.typing import NDArray
 
 from app.buffers import Buffers
 from app.cache import WindowCache
 from app.plan import Visit, gather
 from app.representation import Representation
-from app.windows import WINDOW_WEIGHTS
+from app.windows import WINDOW_WEIGHTS, Source
 
 __all__ = ["Piece", "Reader"]
 
@@ -27,10 +32,16 @@ class Reader:
         Where decoded windows are kept.
     threads
         How many threads read, decode and convert.
+    on_decoded
+        Called in such a thread after each window that was read and decoded for the cache, with the name of its tensor's
+        type, its bytes after, and the seconds it took.
     """
 
-    def __init__(self, cache: WindowCache, threads: int) -> None:
+    def __init__(
+        self, cache: WindowCache, threads: int, on_decoded: Callable[[str, int, float], object] | None = None
+    ) -> None:
         self.cache = cache
+        self._on_decoded = on_decoded
         self._buffers = Buffers(WINDOW_WEIGHTS, _KEPT_BUFFERS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
@@ -66,10 +77,15 @@ class Reader:
         if source.kind == "native":  # untouched bytes: the system's page cache has them already
             window = source.read(visit.window, self._buffers)
         else:
-            window = self.cache.get(
-                source.key(visit.window), lambda: source.read(visit.window, self._buffers), scan=scan
-            )
+            window = self.cache.get(source.key(visit.window), lambda: self._decode(source, visit.window), scan=scan)
         return representation.encode(gather(visit, window), start)
+
+    def _decode(self, source: Source, number: int) -> NDArray[Any]:
+        began = perf_counter()
+        window = source.read(number, self._buffers)
+        if self._on_decoded is not None:
+            self._on_decoded(source.type.name, window.nbytes, perf_counter() - began)
+        return window
 
 
 def _is_quick(representation: Representation, visit: Visit) -> bool:

@@ -1,20 +1,23 @@
 """The routes: from a URL to what answers it. Each finds its model, holds the snapshot, and lets it go."""
 
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator, WithJsonSchema
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from app.auth import Grant, grant_of
 from app.body import WeightsResponse
 from app.errors import AmbiguousTensor, NotFound, Unavailable
 from app.gguf import AmbiguousTensor as AmbiguousName
-from app.gguf import NoSuchTensor
-from app.names import decode_segment, query_pairs, text
+from app.gguf import NoSuchTensor, quoted
+from app.names import decode_segment, query_pairs
+from app.observe import note_names
 from app.parameters import KeyQuery, MetadataQuery, NamedWeightsQuery, NoQuery, TensorsQuery, WeightsQuery
 from app.representation import represent
 from app.service import Service
@@ -31,6 +34,13 @@ ModelId = Annotated[
 ]
 TensorName = Annotated[bytes, Path(description="Tensor name.", examples=["blk.0.attn_q.weight"]), _DECODED, _STRING]
 Key = Annotated[bytes, Path(description="Metadata key.", examples=["general.architecture"]), _DECODED, _STRING]
+
+
+async def _grant(request: Request) -> Grant:
+    return grant_of(request.scope)
+
+
+Granted = Annotated[Grant, Depends(_grant)]
 
 _PROBLEM = {"application/problem+json": {"schema": {"type": "object"}}}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -63,16 +73,16 @@ def routes(service: Service) -> APIRouter:
 
         return register
 
-    async def view(model_id: bytes, make: Callable[..., bytes], *arguments: Any) -> Response:
-        snapshot = await service.snapshot(model_id)
+    async def view(model_id: bytes, grant: Grant, make: Callable[..., bytes], *arguments: Any) -> Response:
+        snapshot = await service.snapshot(model_id, grant)
         try:
             return _json(await anyio.to_thread.run_sync(make, snapshot, *arguments))
         finally:
             snapshot.release()
 
-    async def weights(model_id: bytes, name: bytes, query: WeightsQuery) -> Response:
+    async def weights(model_id: bytes, grant: Grant, name: bytes, query: WeightsQuery) -> Response:
         settings = service.settings
-        snapshot = await service.snapshot(model_id)
+        snapshot = await service.snapshot(model_id, grant)
         try:
             tensor = snapshot.model.find(name)
             representation = represent(snapshot, tensor, query, json_limit=settings.json_limit)
@@ -84,55 +94,57 @@ def routes(service: Service) -> APIRouter:
             )
         except NoSuchTensor:
             snapshot.release()
-            detail = f"the model has no tensor {text(name)!r}; the tensor table has all of them."
+            detail = f"the model has no tensor {quoted(name)}; the tensor table has all of them."
             raise NotFound("no-such-tensor", detail) from None
         except AmbiguousName as error:
             snapshot.release()
-            raise AmbiguousTensor(f"the file has {text(name)!r} {error.count} times, so the name tells none.") from None
+            raise AmbiguousTensor(f"the file has {quoted(name)} {error.count} times, so the name tells none.") from None
         except BaseException:
             snapshot.release()
             raise
 
     @get("/v1/models", _answers(400, 503))
-    async def list_models(_: Annotated[NoQuery, Query()]) -> Response:
+    async def list_models(grant: Granted, _: Annotated[NoQuery, Query()]) -> Response:
         """Every model on the volume; one that cannot be read is listed with its problem."""
-        listed = await service.models()
+        listed = await service.models(grant)
         return _json(await anyio.to_thread.run_sync(models_view, listed))
 
     @get("/v1/models/{model}", _answers(400, 404, 422, 503))
-    async def model(model: ModelId, _: Annotated[NoQuery, Query()]) -> Response:
+    async def model(model: ModelId, grant: Granted, _: Annotated[NoQuery, Query()]) -> Response:
         """One model: architecture, name, parameters, files, types, warnings."""
-        return await view(model, model_view)
+        return await view(model, grant, model_view)
 
     @get("/v1/models/{model}/-/metadata", _answers(400, 404, 422, 503))
-    async def metadata(model: ModelId, query: Annotated[MetadataQuery, Query()]) -> Response:
+    async def metadata(model: ModelId, grant: Granted, query: Annotated[MetadataQuery, Query()]) -> Response:
         """Every metadata key with its type and value; long arrays shortened."""
-        return await view(model, metadata_view, query)
+        return await view(model, grant, metadata_view, query)
 
     @get("/v1/models/{model}/-/metadata/{key}", _answers(400, 404, 422, 503))
-    async def metadata_key(model: ModelId, key: Key, query: Annotated[KeyQuery, Query()]) -> Response:
+    async def metadata_key(model: ModelId, grant: Granted, key: Key, query: Annotated[KeyQuery, Query()]) -> Response:
         """One metadata key, whole."""
-        return await view(model, key_view, key, query.slice)
+        return await view(model, grant, key_view, key, query.slice)
 
     @get("/v1/models/{model}/-/tensors", _answers(400, 404, 422, 503))
-    async def tensors(model: ModelId, query: Annotated[TensorsQuery, Query()]) -> Response:
+    async def tensors(model: ModelId, grant: Granted, query: Annotated[TensorsQuery, Query()]) -> Response:
         """The tensor table."""
-        return await view(model, tensors_view, query)
+        return await view(model, grant, tensors_view, query)
 
     @get("/v1/models/{model}/-/tensors/{tensor}", _answers(400, 404, 422, 503))
-    async def tensor(model: ModelId, tensor: TensorName, _: Annotated[NoQuery, Query()]) -> Response:
+    async def tensor(model: ModelId, grant: Granted, tensor: TensorName, _: Annotated[NoQuery, Query()]) -> Response:
         """One tensor: shape, type, place, links."""
-        return await view(model, tensor_view, tensor)
+        return await view(model, grant, tensor_view, tensor)
 
     @get("/v1/models/{model}/-/data/{tensor}", _answers(400, 404, 409, 413, 422, 503, ok=_WEIGHTS))
-    async def data(model: ModelId, tensor: TensorName, query: Annotated[WeightsQuery, Query()]) -> Response:
+    async def data(
+        model: ModelId, grant: Granted, tensor: TensorName, query: Annotated[WeightsQuery, Query()]
+    ) -> Response:
         """Weights of a tensor, decoded."""
-        return await weights(model, tensor, query)
+        return await weights(model, grant, tensor, query)
 
     @get("/v1/data", _answers(400, 404, 409, 413, 422, 503, ok=_WEIGHTS))
-    async def data_by_parameters(query: Annotated[NamedWeightsQuery, Query()]) -> Response:
+    async def data_by_parameters(grant: Granted, query: Annotated[NamedWeightsQuery, Query()]) -> Response:
         """Weights of a tensor, with its names as parameters."""
-        return await weights(_bytes(query.model), _bytes(query.tensor), query)
+        return await weights(_bytes(query.model), grant, _bytes(query.tensor), query)
 
     @get("/healthz", {})
     async def healthz() -> Response:
@@ -152,7 +164,7 @@ def routes(service: Service) -> APIRouter:
 class _Request(Request):
     """A request whose query keeps bytes that are no UTF-8, as surrogate escapes: names may hold any."""
 
-    @property
+    @cached_property
     def query_params(self) -> QueryParams:
         return QueryParams(query_pairs(self.scope["query_string"]))
 
@@ -162,7 +174,9 @@ class _Route(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_bytes(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            request = _Request(request.scope, request.receive)
+            note_names(request.scope, request.query_params)
+            return await handle(request)
 
         return handle_bytes
 

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import anyio.to_thread
 
+from app.auth import Grant
 from app.cache import WindowCache
-from app.catalogue import Catalogue, Listed
+from app.catalogue import Catalogue, Listed, no_such_model
 from app.errors import Problem
+from app.metrics import Metrics
 from app.reader import Reader
 from app.settings import Settings
 from app.snapshot import Snapshot
@@ -26,7 +28,9 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.cache = WindowCache(settings.cache_budget)
-        self.reader = Reader(self.cache, settings.decode_threads)
+        self.metrics = Metrics(self.cache) if settings.metrics else None
+        on_decoded = None if self.metrics is None else self.metrics.decoded
+        self.reader = Reader(self.cache, settings.decode_threads, on_decoded)
         self.catalogue = Catalogue(
             Volume(settings.root, outside_symlinks=settings.outside_symlinks),
             most_open=settings.open_models,
@@ -36,16 +40,32 @@ class Service:
         # Listing a large volume for the first time takes long: it must not keep threads from those who ask for a model.
         self._lister = ThreadPoolExecutor(1, thread_name_prefix="list")
 
-    async def snapshot(self, model_id: bytes) -> Snapshot:
-        """The present snapshot of a model, held for the caller; raises what `Catalogue.snapshot` does."""
-        recent = self.catalogue.recent(model_id)
-        if recent is not None:
-            return recent
-        return await anyio.to_thread.run_sync(self.catalogue.snapshot, model_id)
+    async def snapshot(self, model_id: bytes, grant: Grant) -> Snapshot:
+        """The present snapshot of a model, held for the caller; raises what `Catalogue.snapshot` does.
 
-    async def models(self) -> list[Listed]:
-        """Every model on the volume; raises what `Catalogue.list` does."""
-        return await asyncio.get_running_loop().run_in_executor(self._lister, self.catalogue.list)
+        A model that ``grant`` does not allow is a missing one, whatever name leads to it and whatever is wrong with it.
+        """
+        if not grant.may_mean_allowed(model_id):
+            raise no_such_model()
+        snapshot = self.catalogue.recent(model_id)
+        if snapshot is None:
+            try:
+                snapshot = await anyio.to_thread.run_sync(self._opened, model_id)
+            except Problem:
+                if grant.globs is not None:
+                    found = await anyio.to_thread.run_sync(self.catalogue.volume.find, model_id)
+                    if found is not None and not grant.allows(found.model_id):
+                        raise no_such_model() from None
+                raise
+        if not grant.allows(snapshot.model_id):
+            snapshot.release()
+            raise no_such_model()
+        return snapshot
+
+    async def models(self, grant: Grant) -> list[Listed]:
+        """Every model on the volume that ``grant`` allows; raises what `Catalogue.list` does."""
+        listed = await asyncio.get_running_loop().run_in_executor(self._lister, self._listed)
+        return listed if grant.globs is None else [one for one in listed if grant.allows(one.model_id)]
 
     def look_around(self) -> None:
         """Begin to describe the volume's models, so that the first to list them need not wait as long."""
@@ -64,9 +84,23 @@ class Service:
         self.reader.close()
         self.catalogue.close()
 
+    def _opened(self, model_id: bytes) -> Snapshot:
+        try:
+            return self.catalogue.snapshot(model_id)
+        finally:
+            if self.metrics is not None:
+                self.metrics.open_models(self.catalogue.figures()["open_models"])
+
+    def _listed(self) -> list[Listed]:
+        models = self.catalogue.list()
+        if self.metrics is not None:
+            readable = sum(model.problem is None for model in models)
+            self.metrics.models(readable, len(models) - readable)
+        return models
+
     def _first_look(self) -> None:
         try:
-            models = self.catalogue.list()
+            models = self._listed()
         except Problem as problem:
             _log.warning("first look at the volume: %s", problem)
         else:

@@ -1,15 +1,16 @@
 """Every setting of the service, as one model: environment variables ``TENSORTAP_*`` and flags of ``serve``."""
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import AfterValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.memory import default_cache_bytes
 
-__all__ = ["ENV_PREFIX", "Settings"]
+__all__ = ["ENV_PREFIX", "Settings", "listed"]
 
 ENV_PREFIX = "TENSORTAP_"
 
@@ -17,6 +18,21 @@ ENV_PREFIX = "TENSORTAP_"
 def _default_threads() -> int:
     # One more than the cores: a thread that waits for the volume leaves its core to another.
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The members of a list whose members are separated by commas."""
+    return tuple(member for part in text.split(",") if (member := part.strip()))
+
+
+def _list_of(pattern: str, what: str) -> AfterValidator:
+    def check(text: str) -> str:
+        for member in listed(text):
+            if not re.fullmatch(pattern, member):
+                raise ValueError(f"{member!r} is no {what}")
+        return text
+
+    return AfterValidator(check)
 
 
 class Settings(BaseSettings):
@@ -63,9 +79,44 @@ class Settings(BaseSettings):
     url_limit: Annotated[ByteSize, Field(ge=1024, description="Longest path and query of a request.")] = ByteSize(
         64 << 10
     )
-    cache_control: Annotated[str, Field(description="The Cache-Control header of weights.")] = (
-        "public, max-age=0, must-revalidate"
-    )
+    body_limit: Annotated[ByteSize, Field(description="Largest body of a request.")] = ByteSize(16 << 20)
+    cache_control: Annotated[
+        str, Field(description="The Cache-Control header of weights; with API keys on, public becomes private.")
+    ] = "public, max-age=0, must-revalidate"
+    api_keys: Annotated[
+        SecretStr | None,
+        Field(
+            description="API keys, of which requests must give one: separated by semicolons, each followed by globs of "
+            "the models it may read. Unset, without a file of keys: no key is needed."
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None, Field(description="A file of API keys, one a line; a change of it holds within a second.")
+    ] = None
+    metrics_open: Annotated[bool, Field(description="With API keys on: /metrics needs none.")] = False
+    allowed_hosts: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Host names, separated by commas, that requests may ask for, like *.example.org; * is any.",
+        ),
+        _list_of(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]", "host name without a port"),
+    ] = "*"
+    cors_origins: Annotated[
+        str,
+        Field(description="Origins, separated by commas, whose web pages may ask, like https://example.org; * is any."),
+        _list_of(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#,]+", "origin such as https://example.org"),
+    ] = ""
+    max_connections: Annotated[
+        int,
+        Field(ge=1, le=1_000_000, description="Connections of each worker; requests of others are answered with 503."),
+    ] = 1000
+    request_seconds: Annotated[
+        float, Field(gt=0, le=3600, description="How long a request may take to arrive, its body included.")
+    ] = 30.0
+    stall_seconds: Annotated[
+        float, Field(gt=0, le=3600, description="How long a client may take no byte of its answer.")
+    ] = 60.0
     keep_alive_seconds: Annotated[
         int,
         Field(ge=1, le=3600, description="How long an idle connection stays open; longer than a proxy's."),
@@ -73,6 +124,10 @@ class Settings(BaseSettings):
     grace_seconds: Annotated[
         int, Field(ge=0, le=3600, description="How long running answers may go on after SIGTERM.")
     ] = 8
+    log_format: Annotated[
+        Literal["text", "json"], Field(description="Form of the log's lines on standard error: text or json.")
+    ] = "text"
+    metrics: Annotated[bool, Field(description="Serve metrics for Prometheus at /metrics.")] = True
 
     @property
     def cache_budget(self) -> int:
@@ -82,4 +137,6 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """These settings as environment variables, to hand them to worker processes; unset ones are left out."""
         values = self.model_dump(mode="json", exclude_none=True)
+        if self.api_keys is not None:
+            values["api_keys"] = self.api_keys.get_secret_value()
         return {f"{ENV_PREFIX}{name}".upper(): str(value) for name, value in values.items()}

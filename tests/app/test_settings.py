@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from app import settings as settings_module
 from app.settings import ENV_PREFIX, Settings
@@ -26,9 +26,20 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "outside_symlinks": ("true", True),
     "json_limit": ("1KiB", 1024),
     "url_limit": ("8192", 8192),
+    "body_limit": ("1MiB", 1 << 20),
     "cache_control": ("private, max-age=60", "private, max-age=60"),
+    "api_keys": ("some-key a/*; other-key", SecretStr("some-key a/*; other-key")),
+    "api_keys_file": ("/some/keys", Path("/some/keys")),
+    "metrics_open": ("true", True),
+    "allowed_hosts": ("example.org, *.example.net,[::1]", "example.org, *.example.net,[::1]"),
+    "cors_origins": ("https://example.org,http://localhost:3000", "https://example.org,http://localhost:3000"),
+    "max_connections": ("7", 7),
+    "request_seconds": ("0.5", 0.5),
+    "stall_seconds": ("1.5", 1.5),
     "keep_alive_seconds": ("20", 20),
     "grace_seconds": ("0", 0),
+    "log_format": ("json", "json"),
+    "metrics": ("false", False),
 }
 OUT_OF_BOUNDS = [
     ("port", "65536"),
@@ -43,8 +54,22 @@ OUT_OF_BOUNDS = [
     ("recheck_seconds", "nan"),
     ("url_limit", "10"),
     ("outside_symlinks", "perhaps"),
+    ("body_limit", "much"),
+    ("allowed_hosts", ""),
+    ("allowed_hosts", "example.org:80"),
+    ("allowed_hosts", "https://example.org"),
+    ("allowed_hosts", "a.*.example.org"),
+    ("cors_origins", "null"),
+    ("cors_origins", "example.org"),
+    ("cors_origins", "https://example.org/"),
+    ("cors_origins", "https://example.org https://example.net"),
+    ("max_connections", "0"),
+    ("request_seconds", "0"),
+    ("stall_seconds", "nan"),
     ("keep_alive_seconds", "0"),
     ("grace_seconds", "-1"),
+    ("log_format", "xml"),
+    ("metrics", "perhaps"),
 ]
 
 

@@ -1,0 +1,143 @@
+"""The server's HTTP protocol with a patience: connections that make no progress are cut, and there are only so many.
+
+uvicorn waits for ever for a request that never ends and for a client that never reads. Both cost a connection, the
+second one also the window that is being sent. A request must arrive within a time; an answer may take any time, as
+long as the client takes some bytes of it now and then.
+"""
+
+import asyncio
+import fcntl
+import struct
+import termios
+from functools import cache
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.settings import Settings
+
+__all__ = ["PatientProtocol"]
+
+_LOOKS = 4  # within the time that a client may stall
+_MOST_HEADER_BYTES = 64 << 10
+
+
+@cache
+def _settings() -> Settings:
+    return Settings()
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """HTTP/1.1 on one connection; its settings are those of the environment.
+
+    - ``request_seconds``: for a request to arrive whole. Between requests, uvicorn's keep-alive time counts instead.
+    - ``stall_seconds``: for which a client that has bytes to take may take none.
+    - ``max_connections``: when there are more, requests are marked as ``overloaded`` in their scope's state, which
+      `app.limits.RequestRules` answers with 503; when there are twice as many, new ones are cut at once.
+    """
+
+    _request_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _in_head = False
+    _head_bytes = 0
+    _unread = 0
+    _unread_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected: its first request is due."""
+        super().connection_made(transport)
+        if len(self.connections) > 2 * _settings().max_connections:
+            transport.abort()
+            return
+        self._expect_request()
+        self._watch_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._expect_nothing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of requests are here."""
+        was_in_head = self._in_head
+        super().data_received(data)
+        if self._in_head and was_in_head:  # nothing but bytes of one head
+            self._head_bytes += len(data)
+            if self._head_bytes > _settings().url_limit + _MOST_HEADER_BYTES:
+                self._abort()
+        if not self._is_answering() and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            # Also for bytes that begin no request, as line breaks before one: they end the keep-alive time, too.
+            self._expect_request()
+
+    def on_message_begin(self) -> None:
+        """The first bytes of a request are here: the others are due."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        """A request is here but for its body: it can be answered."""
+        self._in_head = False
+        if len(self.connections) > _settings().max_connections:
+            self.scope.setdefault("state", {})["overloaded"] = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is here, its body included."""
+        self._expect_nothing()
+        super().on_message_complete()
+
+    def resume_writing(self) -> None:
+        """The transport has room again: the client has taken some bytes."""
+        self._unread = 0
+        super().resume_writing()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_request(self) -> None:
+        if self._request_timer is None:
+            self._request_timer = self.loop.call_later(_settings().request_seconds, self._request_is_late)
+
+    def _expect_nothing(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _request_is_late(self) -> None:
+        self._request_timer = None
+        if self.flow.read_paused or (self._in_head and self._is_answering()):
+            # It is sent ahead, while the one before is answered: it may be this side that does not read it.
+            self._expect_request()
+        else:
+            self._abort()
+
+    def _watch_stall(self) -> None:
+        """Abort if the client has taken no byte for too long, else look again a little later."""
+        patience = _settings().stall_seconds
+        # The system holds bytes, too, and takes more only when much of them is gone: its count shows a slow reader.
+        unread = self.transport.get_write_buffer_size()
+        unread += _unacknowledged(self.transport) if unread else 0
+        now = self.loop.time()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        elif now - self._unread_since >= patience:
+            self._abort()
+            return
+        self._stall_timer = self.loop.call_later(patience / _LOOKS, self._watch_stall)
+
+    def _abort(self) -> None:
+        # Not close: that would wait for the client to take what is left, also where it is closing already.
+        self.transport.abort()
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes that the system has taken for the client and the client's has not acknowledged; 0 where it cannot tell."""
+    try:
+        fd = transport.get_extra_info("socket").fileno()
+        count: int = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+    except (OSError, ValueError):
+        return 0
+    return count

@@ -1,0 +1,236 @@
+"""Connections that make no progress are cut, and only those; there are only so many. On a real server."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from decoders import GGMLType
+from tests.app.conftest import Wire, slug
+from tests.app.test_streaming import read_answer, write_sparse
+from tests.demo import demo_model
+from tests.server import Server
+
+MIB = 1 << 20
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n"
+DATA = "/v1/models/big/-/data/w"
+REQUEST_SECONDS, STALL_SECONDS = 0.5, 1.5
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volume")
+    write_sparse(folder / "big.gguf", GGMLType.F32, 16_384, 256 * MIB)
+    (folder / "demo.gguf").write_bytes(demo_model())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(volume: Path) -> Iterator[Server]:
+    with Server(volume, request_seconds=REQUEST_SECONDS, stall_seconds=STALL_SECONDS) as running:
+        yield running
+
+
+def ask(server: Server, path: str, headers: str = "") -> socket.socket:
+    """A connection that has sent a request, and whose small buffer leaves the rest of the answer with the server."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    connection.settimeout(20)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n".encode())
+    return connection
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def open_files_at_rest(server: Server) -> int:
+    """How many files the server has open with the model, and without a connection."""
+    with ask(server, f"{DATA}?rows=:1", "Connection: close\r\n") as connection:
+        read_answer(connection)
+        assert is_cut(connection)
+    return server.open_files()
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the connection ends without another byte; waits for that, or for a byte."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_healthy(connection: socket.socket) -> bool:
+    """Whether /healthz is answered with 200; reads the whole answer."""
+    connection.sendall(HEALTHZ)
+    received = b""
+    while not received.endswith(b"}"):
+        received += connection.recv(64 << 10)
+    return received.startswith(b"HTTP/1.1 200 ")
+
+
+def sends_until_cut(connection: socket.socket, data: bytes, pause: float = 0) -> int:
+    """How many times some bytes can be sent, 1000 at most."""
+    for n_times in range(1000):
+        try:
+            connection.sendall(data)
+        except ConnectionError:
+            return n_times
+        time.sleep(pause)
+    return 1000
+
+
+def bytes_until_cut(connection: socket.socket) -> int:
+    """How many bytes are there to read before the end."""
+    n_bytes = 0
+    try:
+        while chunk := connection.recv(MIB):
+            n_bytes += len(chunk)
+    except ConnectionResetError:
+        pass
+    return n_bytes
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"\r\n",
+        b"G",
+        b"GET / HT",
+        b"GET /healthz HTTP/1.1\r\nHost: test\r\n",
+        b"POST /v1/models HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\nExpect: 100-cont\r\n",
+    ],
+    ids=repr,
+)
+def test_a_request_that_does_not_come_is_not_waited_for(server: Server, begun: bytes) -> None:
+    with connect(server) as fresh, connect(server) as used:
+        fresh.sendall(begun)
+        assert is_healthy(used)
+        if begun:  # without a byte of a new request, this connection is idle, and may be so for longer
+            used.sendall(begun)
+            assert is_cut(used)
+        assert is_cut(fresh)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\nhalf")
+        assert 0 < bytes_until_cut(connection) < 1000
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_in_the_end(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        assert sends_until_cut(connection, b"x", REQUEST_SECONDS / 10) < 1000
+
+
+def test_a_head_without_end_takes_no_memory(volume: Path) -> None:
+    with Server(volume, request_seconds=60) as server:
+        before = server.memory("VmHWM")
+        for begun in (b"GET /healthz HTTP/1.1\r\nX: ", b"GET /"):
+            with connect(server) as connection:
+                connection.sendall(begun)
+                assert sends_until_cut(connection, b"x" * MIB) < 64
+        assert server.memory("VmHWM") - before < 16 * MIB
+        # What is long but has an end is answered.
+        with Wire(server.port) as wire:
+            assert wire.ask(b"/healthz", headers=b"X: " + b"x" * (32 << 10) + b"\r\n").status == 200
+
+
+def test_an_idle_connection_lives_on_between_requests(server: Server) -> None:
+    with Wire(server.port) as wire:
+        for _ in range(3):
+            assert wire.ask(b"/healthz").status == 200
+            time.sleep(2 * REQUEST_SECONDS)
+
+
+def test_an_idle_connection_ends_after_its_time(volume: Path) -> None:
+    with Server(volume, keep_alive_seconds=1, request_seconds=60) as server, connect(server) as connection:
+        assert is_healthy(connection)
+        assert is_cut(connection)
+
+
+def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Server) -> None:
+    def settled(files: int) -> bool:
+        return server.open_files() <= files
+
+    files, memory = open_files_at_rest(server), server.memory()
+    n_lines = len(server.log)
+    stalled = [ask(server, DATA) for _ in range(8)]
+    deadline = time.monotonic() + 20
+    while not (len([line for line in server.log[n_lines:] if "client left" in line]) >= 8 and settled(files)):
+        assert time.monotonic() < deadline, server.log[n_lines:]
+        time.sleep(0.1)
+    assert server.memory() < memory + 16 * MIB
+    for connection in stalled:
+        with connection:
+            assert bytes_until_cut(connection) < 64 * MIB
+
+
+def test_an_answer_that_is_over_but_for_its_last_bytes_is_cut_as_well(server: Server) -> None:
+    """Where the last bytes lie depends on the size: with the system, or here, where a close waits for them for ever."""
+    files = open_files_at_rest(server)
+    with ExitStack() as stack:
+        for n_rows in range(1, 400, 3):  # steps of 48 KiB, less than what may lie here without anybody waiting for room
+            connection = stack.enter_context(ask(server, f"{DATA}?rows=:{n_rows}", "Connection: close\r\n"))
+            connection.recv(1)
+        deadline = time.monotonic() + 20
+        while server.open_files() > files:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_slow_reader_gets_everything(server: Server) -> None:
+    """Each pause is shorter than the patience; all of them together are longer."""
+    with ask(server, f"{DATA}?rows=:512") as connection:
+        received = b""
+        for n_steps in range(1, 9):
+            while len(received) < n_steps * 256 << 10:
+                chunk = connection.recv(64 << 10)
+                assert chunk
+                received += chunk
+            time.sleep(STALL_SECONDS / 4)
+        length, body = read_answer(connection, received)
+    assert length == len(body) == 8 * MIB
+
+
+def test_a_request_sent_ahead_does_not_end_the_answer_before_it(server: Server) -> None:
+    with ask(server, f"{DATA}?rows=:512") as connection:
+        received = connection.recv(32 << 10)
+        connection.sendall(HEALTHZ + HEALTHZ + HEALTHZ[:20])
+        for _ in range(4):
+            received += connection.recv(32 << 10)
+            time.sleep(REQUEST_SECONDS / 2)
+        length, body = read_answer(connection, received)
+        assert length == 8 * MIB
+        connection.sendall(HEALTHZ[20:])
+        rest = body[length:]
+        while rest.count(b"HTTP/1.1 200 OK") < 3 or not rest.endswith(b"}"):
+            chunk = connection.recv(64 << 10)
+            assert chunk
+            rest += chunk
+
+
+def test_connections_over_the_limit_are_told_so_and_probes_are_answered(volume: Path) -> None:
+    with Server(volume, max_connections=4, request_seconds=60) as server:
+        held = [connect(server) for _ in range(3)]
+        with Wire(server.port) as fourth, Wire(server.port) as fifth, Wire(server.port) as sixth:
+            assert fourth.ask(b"/healthz").status == 200
+            answer = fifth.ask(b"/v1/models")
+            assert slug(answer) == (503, "overloaded")
+            assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+            assert sixth.ask(b"/healthz").status == 200
+            more = [connect(server) for _ in range(8)]
+            assert is_cut(more[-1])
+            assert sixth.ask(b"/readyz").status == 200
+        for connection in held + more:
+            connection.close()
+        deadline = time.monotonic() + 20
+        while server.client.get("/v1/models").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
