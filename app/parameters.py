@@ -5,18 +5,24 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "MOST_ROWS",
     "DTypeName",
     "FormatName",
     "KeyQuery",
     "MetadataQuery",
     "NamedWeightsQuery",
     "NoQuery",
+    "SafetensorsQuery",
     "TensorsQuery",
+    "WeightsBody",
     "WeightsQuery",
 ]
 
 FormatName = Literal["raw", "npy", "json", "native"]
 DTypeName = Literal["float32", "float16", "bfloat16", "stored"]
+
+MOST_ROWS = 1_000_000
+"""Most rows and slices that one selection may list."""
 
 
 class NoQuery(BaseModel):
@@ -47,9 +53,12 @@ class WeightsQuery(NoQuery):
         ),
     ] = None
     format: Annotated[
-        FormatName,
-        Field(description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks."),
-    ] = "raw"
+        FormatName | None,
+        Field(
+            description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks. "
+            "Default: what Accept prefers, else raw."
+        ),
+    ] = None
     dtype: Annotated[
         DTypeName | None,
         Field(description="Type of an answered weight. Default: float32; stored: the file's own, if not quantized."),
@@ -61,6 +70,32 @@ class NamedWeightsQuery(WeightsQuery):
 
     model: Annotated[str, Field(description="Model id.", examples=["demo"])]
     tensor: Annotated[str, Field(description="Tensor name.", examples=["blk.0.attn_q.weight"])]
+
+
+class WeightsBody(NoQuery):
+    """The same as a JSON document, for selections that are too long for a URL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    rows: Annotated[
+        Annotated[list[int | str], Field(max_length=MOST_ROWS)] | str | int | None,
+        Field(description="Rows: a list of integers and slices, or one of them.", examples=[[3, 7, "10:20"]]),
+    ] = None
+    cols: Annotated[
+        str | int | None, Field(description="Weights of each row: one integer or slice.", examples=["0:64"])
+    ] = None
+    slice: Annotated[str | None, Field(description="N-D selection in numpy order. Not together with rows or cols.")] = (
+        None
+    )
+    format: Annotated[FormatName | None, Field(description="As the parameter of that name.")] = None
+    dtype: Annotated[DTypeName | None, Field(description="As the parameter of that name.")] = None
+
+
+class SafetensorsQuery(NoQuery):
+    """Which tensors of a model, and as what."""
+
+    name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
+    dtype: Annotated[DTypeName, Field(description="Type of every weight; stored: the file's own.")] = "float32"
 
 
 class MetadataQuery(NoQuery):

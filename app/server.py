@@ -11,6 +11,7 @@ from app.limits import RequestRules
 from app.names import NameSegments
 from app.problems import add_problem_handlers
 from app.routes import routes
+from app.routes_weights import weights_routes
 from app.service import Service
 from app.settings import Settings
 
@@ -40,6 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes(service))
+    app.include_router(weights_routes(service))
     add_problem_handlers(app)
     # The last one added comes first: rules see the request before its names are rewritten.
     app.add_middleware(NameSegments)

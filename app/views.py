@@ -5,10 +5,8 @@ Plain functions from parsed headers to bytes. They may take a while for large ar
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from fnmatch import translate
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,8 +14,8 @@ import numpy as np
 
 from app.catalogue import Listed
 from app.errors import BadRequest, NotFound, TooLarge
-from app.gguf import Array, Entry, Tensor, Value, ValueType
-from app.names import href, model_href, text
+from app.gguf import Array, Entry, Tensor, Value, ValueType, quoted
+from app.names import href, model_href, name_filter, text
 from app.parameters import MetadataQuery, TensorsQuery
 from app.selection import parse_slice
 from app.snapshot import Snapshot
@@ -146,7 +144,7 @@ def key_view(snapshot: Snapshot, key: bytes, slice_text: str | None) -> bytes:
     """
     entries = snapshot.model.metadata.all(key)
     if not entries:
-        raise NotFound("no-such-key", f"the model has no key {text(key)!r}; the metadata listing has all of them.")
+        raise NotFound("no-such-key", f"the model has no key {quoted(key)}; the metadata listing has all of them.")
     picked = None if slice_text is None else parse_slice("slice", slice_text)
     allowance = _Allowance("ask for a slice= of the array; of a longer string, the metadata listing has the beginning")
     values = [_whole(entry, picked, allowance) for entry in entries]
@@ -162,7 +160,7 @@ def _whole(entry: Entry, picked: slice | None, allowance: "_Allowance") -> dict[
         items = _values(value, picked or slice(None), allowance)
         return {"type": entry.type.label, **_array_kind(value), "items": items}
     if picked is not None:
-        raise BadRequest("bad-selection", f"slice is for arrays; {text(entry.key)!r} is of type {entry.type.label}.")
+        raise BadRequest("bad-selection", f"slice is for arrays; {quoted(entry.key)} is of type {entry.type.label}.")
     if isinstance(value, bytes):
         allowance.take(size=len(value))
         return {"type": entry.type.label, "length": len(value), **_string(value)}
@@ -173,9 +171,8 @@ def tensors_view(snapshot: Snapshot, query: TensorsQuery) -> bytes:
     """The tensor table: tensors in the file's order that match the query, a page at a time."""
     tensors: Iterable[Tensor] = snapshot.model.tensors
     if query.name is not None:
-        # Names are bytes: matched as latin-1, a character stands for a byte.
-        matches = re.compile(translate(query.name.encode("utf-8", "surrogateescape").decode("latin-1"))).match
-        tensors = (tensor for tensor in tensors if matches(tensor.name.decode("latin-1")))
+        is_wanted = name_filter(query.name)
+        tensors = (tensor for tensor in tensors if is_wanted(tensor.name))
     if query.type is not None:
         wanted = query.type.upper()
         tensors = (
@@ -215,7 +212,7 @@ def tensor_view(snapshot: Snapshot, name: bytes) -> bytes:
     """
     same = [tensor for tensor in snapshot.model.tensors if tensor.name == name]
     if not same:
-        raise NotFound("no-such-tensor", f"the model has no tensor {text(name)!r}; the tensor table has all of them.")
+        raise NotFound("no-such-tensor", f"the model has no tensor {quoted(name)}; the tensor table has all of them.")
     body = {**_named("model", snapshot.model_id), **_tensor(snapshot, same[0])}
     if len(same) > 1:
         body["same_name"] = [_tensor(snapshot, tensor) for tensor in same]
