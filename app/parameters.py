@@ -1,8 +1,10 @@
 """The query parameters of each route, as models: what they mean, and that anything else is refused."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "MOST_ROWS",
@@ -23,6 +25,19 @@ DTypeName = Literal["float32", "float16", "bfloat16", "stored"]
 
 MOST_ROWS = 1_000_000
 """Most rows and slices that one selection may list."""
+
+
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+
+
+def _only_digits(value: object) -> object:
+    """Refuse what pydantic alone would take for an integer, too: ``1_0``, ``+5``, `` 5``, ``5.0``."""
+    if isinstance(value, str) and not _DIGITS.fullmatch(value):
+        raise PydanticCustomError("plain_digits", "expected plain decimal digits, at most 19")
+    return value
+
+
+_Natural = Annotated[int, BeforeValidator(_only_digits)]
 
 
 class NoQuery(BaseModel):
@@ -102,7 +117,7 @@ class MetadataQuery(NoQuery):
     """Which keys, and how much of their arrays."""
 
     prefix: Annotated[str, Field(description="Only keys that begin so.", examples=["general."])] = ""
-    items: Annotated[int, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
+    items: Annotated[_Natural, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
 
 
 class KeyQuery(NoQuery):
@@ -118,7 +133,7 @@ class TensorsQuery(NoQuery):
 
     name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
     type: Annotated[str | None, Field(description="Name or id of a type.", examples=["Q4_K", "12"])] = None
-    limit: Annotated[int, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
+    limit: Annotated[_Natural, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
     cursor: Annotated[
-        int, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
+        _Natural, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
     ] = 0

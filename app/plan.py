@@ -20,6 +20,7 @@ __all__ = ["Piece", "Rows", "View", "Visit", "assemble", "plan"]
 
 # A piece is bounded in windows and in Python steps as it is in items, so that no stream holds a thread for long.
 _MOST_VISITS = 64
+_MOST_GATHERED_VISITS = 256
 _MOST_VIEWS = 1024
 _MOST_ROWS = 4096
 
@@ -177,8 +178,8 @@ def _gathered(part: Gather, window_items: int) -> Iterator[Piece]:
         starts = part.starts[at : at + most]
         first, last = (starts + low) // window_items, (starts + high) // window_items
         needed, order = np.unique(np.stack((first, last), axis=1), return_index=True)
-        if len(needed) > _MOST_VISITS:  # up to the run that needs one window more
-            starts = starts[: max(1, int(np.sort(order)[_MOST_VISITS]) // 2)]
+        if len(needed) > _MOST_GATHERED_VISITS:  # up to the run that needs one window more
+            starts = starts[: max(1, int(np.sort(order)[_MOST_GATHERED_VISITS]) // 2)]
             first, last = first[: len(starts)], last[: len(starts)]
         yield Piece(_gather_visits(part, starts, first, last, window_items), len(starts) * part.run_items)
         at += len(starts)

@@ -14,7 +14,7 @@ from app.plan import Piece, Rows, View, Visit, assemble, plan
 from app.selection import Selection, select_all, select_nd, select_rows
 
 MOST_VIEWS = 1024
-MOST_VISITS = 64
+MOST_VISITS = 256
 windows = st.sampled_from([4, 16, 64])
 shapes = st.lists(st.one_of(st.integers(0, 3), st.integers(1, 12)), max_size=4).map(tuple)
 bounds = st.none() | st.integers(-15, 15)
