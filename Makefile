@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 REAL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: serve test check real demo clean
+.PHONY: serve test check programs real demo clean
 
 serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
 	$(RUN) -m app serve --root models
@@ -17,6 +17,10 @@ check: $(VENV)/test  ## linter, formatter and types only
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+programs: $(VENV)/test  ## as root on Debian: install curl, wget, aria2, nginx and a browser, and test with them
+	apt-get update -q && apt-get install -yq --no-install-recommends curl wget aria2 nginx-light chromium
+	$(RUN) -m pytest -m programs
 
 real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every tensor against gguf-py
 	$(RUN) -m tests.real $(REAL)

@@ -1,68 +1,76 @@
-"""The body of an answer of weights: pieces made a few ahead of the socket, and stopped when nobody listens."""
+"""The body of an answer of weights: made a few pieces ahead of the socket, and stopped when nobody listens."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.content import Content, Section, content_length
 from app.errors import Problem
 from app.names import text
 from app.observe import record_of
-from app.plan import Visit, plan
-from app.reader import Piece, Reader
-from app.representation import Representation
+from app.plan import Piece, plan
+from app.reader import Chunk, Reader
+from app.snapshot import Snapshot
 
 __all__ = ["WeightsResponse"]
 
 _log = logging.getLogger("tensortap")
 _KEPT_TEXT = 1 << 20
 _STALL_SECONDS = 2
+_NO_PIECE = Piece((), 0)
 
 
 class WeightsResponse(Response):
-    """An ASGI response that streams a representation, and releases its snapshot when it is done, however it ends.
+    """An ASGI response that streams a content, and releases its snapshot when it is done, however it ends.
 
-    The first piece is made before the status is sent, so what fails at once is still a problem document. A failure
+    The first chunk is made before the status is sent, so what fails at once is still a problem document. A failure
     after that ends the connection short of its Content-Length: the client can tell, and gets no bytes that are not
     weights.
 
     Parameters
     ----------
-    representation
-        What to send; its snapshot must be held for this response.
+    status, headers
+        What comes before the body; the Content-Length is added.
+    content
+        What to send.
+    snapshot
+        Where it is read from; it must be held for this response.
     reader
-        What makes the pieces.
+        What makes the chunks.
     read_ahead
         Pieces made ahead of the socket. With the one being sent they are all the memory a stream takes.
-    cache_control
-        The value of that header.
     """
 
-    def __init__(self, representation: Representation, reader: Reader, *, read_ahead: int, cache_control: str) -> None:
-        self._representation = representation
+    def __init__(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        content: Content,
+        snapshot: Snapshot,
+        reader: Reader,
+        *,
+        read_ahead: int,
+    ) -> None:
+        self._content = content
+        self._snapshot = snapshot
         self._reader = reader
         self._read_ahead = read_ahead
-        self._length = representation.length
-        self._ahead: deque[_Ahead] = deque()
-        self.status_code = 200
+        self._length = content_length(content)
+        self._ahead: deque[_Step] = deque()
+        self.status_code = status
         self.background = None
         self.body = b""
-        headers = {
-            "Content-Type": representation.media_type,
-            "ETag": representation.etag,
-            "Cache-Control": cache_control,
-            **representation.headers,
-        }
-        if self._length is not None:
-            headers["Content-Length"] = str(self._length)
         self.raw_headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
         ]
+        if self._length is not None:
+            self.raw_headers.append((b"content-length", str(self._length).encode()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -74,39 +82,39 @@ class WeightsResponse(Response):
             elif self._length is None:
                 await self._send_text(gone, send)
             else:
-                await self._send(self._pieces(gone), send, gone)
+                await self._send(self._chunks(gone), send, gone)
         except _ClientLeft:
             record_of(scope).outcome = "client left"
         finally:
             gone.stop()
-            self._representation.source.snapshot.release()
+            self._snapshot.release()
 
     async def _send_text(self, gone: "_Gone", send: Send) -> None:
         """Measure a text by making it, then send it: what is small is kept, what is large is made again."""
-        length, kept = 0, list[Piece]()
-        async with aclosing(self._pieces(gone)) as pieces:
-            async for piece in pieces:
-                length += len(piece)
+        length, kept = 0, list[Chunk]()
+        async with aclosing(self._chunks(gone)) as chunks:
+            async for chunk in chunks:
+                length += len(chunk)
                 if length <= _KEPT_TEXT:
-                    kept.append(piece)
+                    kept.append(chunk)
         self.raw_headers.append((b"content-length", str(length).encode()))
-        await self._send(_each(kept) if length <= _KEPT_TEXT else self._pieces(gone), send, gone)
+        await self._send(_each(kept) if length <= _KEPT_TEXT else self._chunks(gone), send, gone)
 
-    async def _send(self, pieces: AsyncGenerator[Piece], send: Send, gone: "_Gone") -> None:
+    async def _send(self, chunks: AsyncGenerator[Chunk], send: Send, gone: "_Gone") -> None:
         started = False
         loop = asyncio.get_running_loop()
-        async with aclosing(pieces):
+        async with aclosing(chunks):
             try:
-                async for piece in pieces:
+                async for chunk in chunks:
                     if not started:
                         await self._start(send)
                         started = True
                     stalled = loop.call_later(_STALL_SECONDS, self._let_go) if self._ahead else None
                     # A memoryview of the window goes to the socket as it is: nothing is copied on the way.
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     if stalled is not None:
                         # A server waits for its client before it writes, not after: asked to write nothing, it waits
-                        # for this piece to go, so that a stalled client holds one piece and not two.
+                        # for this chunk to go, so that a stalled client holds one chunk and not two.
                         await send({"type": "http.response.body", "body": b"", "more_body": True})
                         stalled.cancel()
                         if gone.known:
@@ -114,8 +122,7 @@ class WeightsResponse(Response):
             except (Problem, MemoryError) as error:
                 if not started:
                     raise
-                tensor = self._representation.source.tensor
-                _log.error("aborted an answer of tensor %r: %s", text(tensor.name), error)
+                _log.error("aborted an answer of model %r: %s", text(self._snapshot.model_id), error)
                 return  # short of its Content-Length, at which the server closes the connection
         if not started:
             await self._start(send)
@@ -124,51 +131,67 @@ class WeightsResponse(Response):
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-    async def _pieces(self, gone: "_Gone") -> AsyncGenerator[Piece]:
-        """The pieces of the body in order; raises _ClientLeft when nobody is there to take the next one."""
-        representation = self._representation
-        if representation.prefix:
-            yield representation.prefix
-        items_bytes = representation.selection.n_items * representation.source.dtype.itemsize
-        scan = items_bytes > self._reader.cache.budget
+    async def _chunks(self, gone: "_Gone") -> AsyncGenerator[Chunk]:
+        """The chunks of the body in order; raises _ClientLeft when nobody is there to take the next one."""
         ahead = self._ahead
-        start = 0
         try:
-            for visit in plan(representation.selection, representation.source.window_items):
-                ahead.append(_Ahead(visit, start, self._reader.piece(representation, visit, start, scan=scan)))
-                start += visit.n_items
+            for step in self._steps():
+                step.chunk = self._begun(step)
+                ahead.append(step)
                 if len(ahead) > self._read_ahead:
-                    yield await self._landed(ahead.popleft(), gone, scan)
+                    yield await self._landed(ahead.popleft(), gone)
             while ahead:
-                yield await self._landed(ahead.popleft(), gone, scan)
+                yield await self._landed(ahead.popleft(), gone)
         finally:
             self._let_go()
             ahead.clear()
-        if representation.suffix:
-            yield representation.suffix
 
-    async def _landed(self, first: "_Ahead", gone: "_Gone", scan: bool) -> Piece:
-        piece = first.piece
-        if piece is None:  # let go of while the client stalled
-            piece = self._reader.piece(self._representation, first.visit, first.start, scan=scan)
-        return await gone.unless(piece)
+    def _steps(self) -> "Iterator[_Step]":
+        """The content piece by piece; the first and the last piece of a section are cut to its byte range."""
+        for element in self._content:
+            if isinstance(element, bytes):
+                yield _Step(element)
+                continue
+            n_items = min(element.selection.n_items, element.source.n_items)
+            scan = n_items * element.source.dtype.itemsize > self._reader.cache.budget
+            start, skip, left = 0, element.skip, element.n_bytes
+            for piece in plan(element.selection, element.source.window_items):
+                stop = None
+                if left is not None and element.item_bytes is not None:
+                    stop = min(piece.n_items * element.item_bytes, skip + left)
+                    left -= stop - skip
+                yield _Step(element, piece, start, scan, slice(skip, stop))
+                start, skip = start + piece.n_items, 0
+
+    def _begun(self, step: "_Step") -> Chunk | asyncio.Future[Chunk]:
+        if isinstance(step.element, bytes):
+            return step.element
+        return self._reader.chunk(step.element, step.piece, step.start, scan=step.scan)
+
+    async def _landed(self, step: "_Step", gone: "_Gone") -> Chunk:
+        # A chunk that was let go of while the client stalled is made again.
+        chunk = await gone.unless(self._begun(step) if step.chunk is None else step.chunk)
+        return chunk[step.cut] if step.cut else chunk
 
     def _let_go(self) -> None:
-        """Drop the pieces made ahead: a client that takes nothing for a while shall not hold their memory."""
-        for one in self._ahead:
-            piece, one.piece = one.piece, None
+        """Drop the chunks made ahead: a client that takes nothing for a while shall not hold their memory."""
+        for step in self._ahead:
+            chunk, step.chunk = step.chunk, None
             # Taking the error of one that failed meanwhile tells asyncio that it is dealt with.
-            if isinstance(piece, asyncio.Future) and not piece.cancel() and not piece.cancelled():
-                piece.exception()
+            if isinstance(chunk, asyncio.Future) and not chunk.cancel() and not chunk.cancelled():
+                chunk.exception()
 
 
 @dataclass(slots=True)
-class _Ahead:
-    """A visit whose piece is made, or being made, before the socket is ready for it; None once it was let go of."""
+class _Step:
+    """Literal bytes, or a piece of a section, and its chunk once that is made or being made."""
 
-    visit: Visit
-    start: int
-    piece: Piece | asyncio.Future[Piece] | None
+    element: bytes | Section
+    piece: Piece = _NO_PIECE
+    start: int = 0
+    scan: bool = False
+    cut: slice | None = None
+    chunk: Chunk | asyncio.Future[Chunk] | None = None
 
 
 class _ClientLeft(Exception):
@@ -189,19 +212,19 @@ class _Gone:
             self._task = asyncio.create_task(self._watch())
         return self._task.done()
 
-    async def unless(self, piece: Piece | asyncio.Future[Piece]) -> Piece:
-        """The piece when it is made; raises _ClientLeft if the client leaves before."""
-        if not isinstance(piece, asyncio.Future):
-            return piece
-        if not piece.done():
+    async def unless(self, chunk: Chunk | asyncio.Future[Chunk]) -> Chunk:
+        """The chunk when it is made; raises _ClientLeft if the client leaves before."""
+        if not isinstance(chunk, asyncio.Future):
+            return chunk
+        if not chunk.done():
             if self.known or self._task is None:
-                piece.cancel()
+                chunk.cancel()
                 raise _ClientLeft
-            await asyncio.wait((piece, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if not piece.done():
-                piece.cancel()
+            await asyncio.wait((chunk, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if not chunk.done():
+                chunk.cancel()
                 raise _ClientLeft
-        return piece.result()
+        return chunk.result()
 
     def stop(self) -> None:
         """Look no more."""
@@ -213,6 +236,6 @@ class _Gone:
             pass
 
 
-async def _each(pieces: list[Piece]) -> AsyncGenerator[Piece]:
-    for piece in pieces:
-        yield piece
+async def _each(chunks: list[Chunk]) -> AsyncGenerator[Chunk]:
+    for chunk in chunks:
+        yield chunk

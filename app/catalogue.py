@@ -270,10 +270,10 @@ def _opened(found: Found) -> Snapshot:
         )
     try:
         return Snapshot.open(found.model_id, found.paths)
-    except SplitError as error:
-        raise Unreadable("incomplete-split", str(error)) from error
     except GGUFError as error:
-        raise Unreadable("unreadable-model", str(error), offset=error.offset) from error
+        slug = "incomplete-split" if isinstance(error, SplitError) else "unreadable-model"
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which part of a split set
+        raise Unreadable(slug, f"{error}{notes}", offset=error.offset) from error
     except PermissionError as error:
         raise Unreadable("unreadable-model", "the service has no permission to read the file.") from error
     except FileNotFoundError as error:

@@ -3,24 +3,40 @@
     Problem                       a status, a slug, a title, a detail, more fields
     +-- BadRequest                400 bad-selection, selection-out-of-range, bad-parameter, bad-host
     +-- NotFound                  404 no-such-model, no-such-tensor, no-such-key, no-such-resource
+    +-- NotAcceptable             406 not-acceptable
     +-- AmbiguousTensor           409 ambiguous-tensor
+    +-- ModelChanged              412 model-changed
     +-- TooLarge                  413 response-too-large, body-too-large, 414 url-too-long
+    +-- RangeNotSatisfiable       416 range-not-satisfiable, with Content-Range
     +-- Unreadable                422 unreadable-model, incomplete-split, and every tensor fault
     +-- Unavailable               503 volume-error, overloaded, with Retry-After
 
 Each becomes an application/problem+json body (RFC 9457) in `app.problems`.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-__all__ = ["AmbiguousTensor", "BadRequest", "NotFound", "Problem", "TooLarge", "Unavailable", "Unreadable"]
+__all__ = [
+    "AmbiguousTensor",
+    "BadRequest",
+    "ModelChanged",
+    "NotAcceptable",
+    "NotFound",
+    "Problem",
+    "RangeNotSatisfiable",
+    "TooLarge",
+    "Unavailable",
+    "Unreadable",
+]
 
 
 class Problem(Exception):
     """An error with an answer: its ``status``, ``slug`` (the end of the problem's type), ``detail`` and ``fields``."""
 
     status: int = 500
-    headers: ClassVar[dict[str, str]] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, slug: str, detail: str, *, status: int | None = None, **fields: Any) -> None:
         super().__init__(detail)
@@ -67,6 +83,37 @@ class AmbiguousTensor(Problem, LookupError):
         super().__init__("ambiguous-tensor", detail, **fields)
 
 
+class NotAcceptable(Problem):
+    """The Accept header takes none of the forms there are."""
+
+    status = 406
+
+
+class ModelChanged(Problem):
+    """The request is for another state of the model than there is."""
+
+    status = 412
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(
+            "model-changed",
+            f"the model is not what the request is for: it is now {etag}. Ask again without conditions.",
+        )
+        self.headers = {"ETag": etag}
+
+
+class RangeNotSatisfiable(Problem):
+    """None of the ranges asked for has a byte."""
+
+    status = 416
+
+    def __init__(self, length: int) -> None:
+        super().__init__(
+            "range-not-satisfiable", f"the answer has {length} bytes, and the range has none of them.", length=length
+        )
+        self.headers = {"Content-Range": f"bytes */{length}"}
+
+
 class TooLarge(Problem):
     """The request or its answer is over a limit; the detail names the limit and the way around it."""
 
@@ -83,4 +130,4 @@ class Unavailable(Problem, OSError):
     """The service cannot answer now and may later."""
 
     status = 503
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "1"}
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": "1"})

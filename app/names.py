@@ -5,11 +5,14 @@ middleware puts each name, encoded again so that it is one path segment, into th
 the routes stay plain, ``/`` and ``%2F`` in a name mean the same, and bytes that are no UTF-8 survive.
 """
 
+import re
+from collections.abc import Callable
+from fnmatch import translate
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["NameSegments", "decode_segment", "href", "model_href", "query_pairs", "text"]
+__all__ = ["NameSegments", "decode_segment", "href", "model_href", "name_filter", "query_pairs", "text"]
 
 _PREFIX = b"/v1/models/"
 # A segment may not be empty, but a name may: the mark keeps the two apart. It is no character of a name's encoding.
@@ -50,6 +53,13 @@ def decode_segment(segment: str) -> bytes:
 def query_pairs(query: bytes) -> list[tuple[str, str]]:
     """The parameters of a query string in order; bytes that are no UTF-8 become surrogate escapes."""
     return parse_qsl(query.decode("utf-8", "surrogateescape"), keep_blank_values=True, errors="surrogateescape")
+
+
+def name_filter(glob: str) -> Callable[[bytes], bool]:
+    """Whether a name matches a glob (``*``, ``?``, ``[abc]``; ``*`` also matches ``/``)."""
+    # Names are bytes: matched as latin-1, a character stands for a byte.
+    matches = re.compile(translate(glob.encode("utf-8", "surrogateescape").decode("latin-1"))).match
+    return lambda name: matches(name.decode("latin-1")) is not None
 
 
 class NameSegments:

@@ -1,22 +1,43 @@
 """The query parameters of each route, as models: what they mean, and that anything else is refused."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "MOST_ROWS",
     "DTypeName",
     "FormatName",
     "KeyQuery",
     "MetadataQuery",
     "NamedWeightsQuery",
     "NoQuery",
+    "SafetensorsQuery",
     "TensorsQuery",
+    "WeightsBody",
     "WeightsQuery",
 ]
 
 FormatName = Literal["raw", "npy", "json", "native"]
 DTypeName = Literal["float32", "float16", "bfloat16", "stored"]
+
+MOST_ROWS = 1_000_000
+"""Most rows and slices that one selection may list."""
+
+
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+
+
+def _only_digits(value: object) -> object:
+    """Refuse what pydantic alone would take for an integer, too: ``1_0``, ``+5``, `` 5``, ``5.0``."""
+    if isinstance(value, str) and not _DIGITS.fullmatch(value):
+        raise PydanticCustomError("plain_digits", "expected plain decimal digits, at most 19")
+    return value
+
+
+_Natural = Annotated[int, BeforeValidator(_only_digits)]
 
 
 class NoQuery(BaseModel):
@@ -47,9 +68,12 @@ class WeightsQuery(NoQuery):
         ),
     ] = None
     format: Annotated[
-        FormatName,
-        Field(description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks."),
-    ] = "raw"
+        FormatName | None,
+        Field(
+            description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks. "
+            "Default: what Accept prefers, else raw."
+        ),
+    ] = None
     dtype: Annotated[
         DTypeName | None,
         Field(description="Type of an answered weight. Default: float32; stored: the file's own, if not quantized."),
@@ -63,11 +87,37 @@ class NamedWeightsQuery(WeightsQuery):
     tensor: Annotated[str, Field(description="Tensor name.", examples=["blk.0.attn_q.weight"])]
 
 
+class WeightsBody(NoQuery):
+    """The same as a JSON document, for selections that are too long for a URL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    rows: Annotated[
+        Annotated[list[int | str], Field(max_length=MOST_ROWS)] | str | int | None,
+        Field(description="Rows: a list of integers and slices, or one of them.", examples=[[3, 7, "10:20"]]),
+    ] = None
+    cols: Annotated[
+        str | int | None, Field(description="Weights of each row: one integer or slice.", examples=["0:64"])
+    ] = None
+    slice: Annotated[str | None, Field(description="N-D selection in numpy order. Not together with rows or cols.")] = (
+        None
+    )
+    format: Annotated[FormatName | None, Field(description="As the parameter of that name.")] = None
+    dtype: Annotated[DTypeName | None, Field(description="As the parameter of that name.")] = None
+
+
+class SafetensorsQuery(NoQuery):
+    """Which tensors of a model, and as what."""
+
+    name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
+    dtype: Annotated[DTypeName, Field(description="Type of every weight; stored: the file's own.")] = "float32"
+
+
 class MetadataQuery(NoQuery):
     """Which keys, and how much of their arrays."""
 
     prefix: Annotated[str, Field(description="Only keys that begin so.", examples=["general."])] = ""
-    items: Annotated[int, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
+    items: Annotated[_Natural, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
 
 
 class KeyQuery(NoQuery):
@@ -83,7 +133,7 @@ class TensorsQuery(NoQuery):
 
     name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
     type: Annotated[str | None, Field(description="Name or id of a type.", examples=["Q4_K", "12"])] = None
-    limit: Annotated[int, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
+    limit: Annotated[_Natural, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
     cursor: Annotated[
-        int, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
+        _Natural, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
     ] = 0

@@ -1,29 +1,38 @@
-"""Plans: a selection cut into visits to windows, in the order of the answer.
+"""Plans: a selection cut into pieces, in the order of the answer.
 
-A window is ``window_items`` consecutive items of a tensor. A *visit* takes some items of one window; the items of
-all visits, in order, are the answer. Nothing here reads or decodes: a plan is arithmetic, and it is made lazily, so
-a plan of a million rows costs no more memory than one of a single row.
+A window is ``window_items`` consecutive items of a tensor. A *visit* takes some items of one window; a *piece* is a few
+visits that together fill at most a window's worth of the answer. The items of all pieces, in order, are the answer.
+Nothing here reads or decodes: a plan is arithmetic, and it is made lazily, so a plan of a million rows costs no more
+memory than one of a single row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.selection import Lattice, Selection
+from app.selection import Gather, Lattice, Selection
 
-__all__ = ["View", "Visit", "gather", "plan"]
+__all__ = ["Piece", "Rows", "View", "Visit", "assemble", "plan"]
 
-# A visit's work is bounded in Python steps as in items, so that no stream holds a thread for long.
+# A piece is bounded in windows and in Python steps as it is in items, so that no stream holds a thread for long.
+_MOST_VISITS = 64
+_MOST_GATHERED_VISITS = 256
 _MOST_VIEWS = 1024
+_MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Items of one window: ``n_runs`` runs, ``run_stride`` apart, of ``n_items`` items each, ``stride`` apart."""
+    """Items of one window: ``n_runs`` runs, ``run_stride`` apart, of ``n_items`` items each, ``stride`` apart.
 
+    They fill the piece from its item ``at`` on.
+    """
+
+    at: int
     offset: int
     n_runs: int
     run_stride: int
@@ -31,56 +40,173 @@ class View:
     stride: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Equal runs of one window that begin at ``offsets``; run ``i`` fills the piece's ``places[i]``-th run."""
+
+    offsets: NDArray[np.int64]
+    places: NDArray[np.int64]
+    n_items: int
+    stride: int
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One window and the views of it that come next in the answer; at most a window's worth of items."""
+    """One window, and what a piece takes of it."""
 
     window: int
-    views: tuple[View, ...]
+    views: tuple[View | Rows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """At most a window's worth of consecutive items of the answer, and the visits that give them."""
+
+    visits: tuple[Visit, ...]
     n_items: int
 
-
-def plan(selection: Selection, window_items: int) -> Iterator[Visit]:
-    """The visits that answer ``selection``, in order; every visit has at least one item."""
-    window = -1
-    views: list[View] = []
-    n_items = 0
-    for lattice in selection.lattices:
-        for next_window, view in _lattice_views(lattice, window_items):
-            size = view.n_runs * view.n_items
-            if views and (next_window != window or n_items + size > window_items or len(views) == _MOST_VIEWS):
-                yield Visit(window, tuple(views), n_items)
-                views, n_items = [], 0
-            window = next_window
-            views.append(view)
-            n_items += size
-    if views:
-        yield Visit(window, tuple(views), n_items)
+    def contiguous(self) -> View | None:
+        """The one view that is the whole piece, if that is a run of consecutive items of one window."""
+        if len(self.visits) != 1 or len(self.visits[0].views) != 1:
+            return None
+        view = self.visits[0].views[0]
+        is_run = isinstance(view, View) and view.n_runs == 1 and (view.stride == 1 or view.n_items == 1)
+        return view if is_run and isinstance(view, View) else None
 
 
-def gather(visit: Visit, window: NDArray[Any]) -> NDArray[Any]:
-    """The items of ``visit`` from its decoded ``window`` (1-D), as a 1-D array.
+def plan(selection: Selection, window_items: int) -> Iterator[Piece]:
+    """The pieces that answer ``selection``, in order; every piece has at least one item."""
+    for are_lattices, group in groupby(selection.parts, lambda part: isinstance(part, Lattice)):
+        if are_lattices:
+            yield from _pieces(_every_view(group, window_items), window_items)
+            continue
+        for part in group:
+            if isinstance(part, Gather) and (part.run_items - 1) * abs(part.stride) < window_items:
+                yield from _gathered(part, window_items)
+            else:
+                yield from _pieces(_every_view((part,), window_items), window_items)
 
-    A contiguous visit gives a view of the window itself, without a copy; the caller must not write to it.
+
+def assemble(piece: Piece, window: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
+    """The items of ``piece`` as a 1-D array; ``window`` gives a decoded window (1-D) by its number, each once.
+
+    A contiguous piece is a view of its window, without a copy; the caller must not write to it.
     """
-    first = visit.views[0]
-    if len(visit.views) == 1 and first.n_runs == 1 and (first.stride == 1 or first.n_items == 1):
-        return window[first.offset : first.offset + first.n_items]
-    out = np.empty(visit.n_items, window.dtype)
-    at = 0
-    itemsize = window.dtype.itemsize
-    for view in visit.views:
-        size = view.n_runs * view.n_items
-        source: NDArray[Any] = np.ndarray(
-            (view.n_runs, view.n_items),
-            window.dtype,
-            window,
-            view.offset * itemsize,
-            (view.run_stride * itemsize, view.stride * itemsize),
-        )
-        out[at : at + size].reshape(view.n_runs, view.n_items)[...] = source
-        at += size
+    run = piece.contiguous()
+    if run is not None:
+        return window(piece.visits[0].window)[run.offset : run.offset + run.n_items]
+    out: NDArray[Any] | None = None
+    for visit in piece.visits:
+        content = window(visit.window)
+        if out is None:
+            out = np.empty(piece.n_items, content.dtype)
+        for view in visit.views:
+            if isinstance(view, View):
+                _copy_view(view, content, out)
+            else:
+                _copy_rows(view, content, out)
+    if out is None:
+        raise ValueError("a piece has at least one visit")
     return out
+
+
+def _copy_view(view: View, window: NDArray[Any], out: NDArray[Any]) -> None:
+    itemsize = window.dtype.itemsize
+    source: NDArray[Any] = np.ndarray(
+        (view.n_runs, view.n_items),
+        window.dtype,
+        window,
+        view.offset * itemsize,
+        (view.run_stride * itemsize, view.stride * itemsize),
+    )
+    size = view.n_runs * view.n_items
+    out[view.at : view.at + size].reshape(view.n_runs, view.n_items)[...] = source
+
+
+def _copy_rows(rows: Rows, window: NDArray[Any], out: NDArray[Any]) -> None:
+    # Every run that the window could hold, as overlapping rows of one view: taking some is one step of numpy's.
+    step, itemsize = abs(rows.stride), window.dtype.itemsize
+    extent = (rows.n_items - 1) * step
+    every: NDArray[Any] = np.ndarray(
+        (len(window) - extent, rows.n_items), window.dtype, window, 0, (itemsize, step * itemsize)
+    )
+    if rows.stride < 0:
+        every = every[:, ::-1]
+    first = rows.offsets if rows.stride > 0 else rows.offsets - extent
+    out.reshape(-1, rows.n_items)[rows.places] = every[first]
+
+
+def _every_view(parts: Iterable[Lattice | Gather], window_items: int) -> Iterator[tuple[int, View]]:
+    for part in parts:
+        if isinstance(part, Lattice):
+            yield from _lattice_views(part, window_items)
+        else:
+            for start in part.starts.tolist():
+                yield from _cut_run(start, part.run_items, part.stride, window_items)
+
+
+def _pieces(views: Iterator[tuple[int, View]], window_items: int) -> Iterator[Piece]:
+    """Views in order, joined into pieces; a view that is a whole window stays a piece of its own."""
+    visits: list[tuple[int, list[View]]] = []
+    n_views = n_items = 0
+
+    def joined() -> Piece:
+        return Piece(tuple(Visit(window, tuple(views)) for window, views in visits), n_items)
+
+    for window, view in views:
+        size = view.n_runs * view.n_items
+        new = not visits or visits[-1][0] != window
+        if n_items + size > window_items or n_views == _MOST_VIEWS or (new and len(visits) == _MOST_VISITS):
+            yield joined()
+            visits, n_views, n_items, new = [], 0, 0, True
+        if new:
+            visits.append((window, []))
+        visits[-1][1].append(View(n_items, view.offset, view.n_runs, view.run_stride, view.n_items, view.stride))
+        n_views += 1
+        n_items += size
+    if visits:
+        yield joined()
+
+
+def _gathered(part: Gather, window_items: int) -> Iterator[Piece]:
+    """Pieces of runs shorter than a window: the runs of a piece are taken window by window, whatever their order."""
+    extent = (part.run_items - 1) * part.stride
+    low, high = min(0, extent), max(0, extent)
+    most = min(_MOST_ROWS, max(1, window_items // part.run_items))
+    at = 0
+    while at < len(part.starts):
+        starts = part.starts[at : at + most]
+        first, last = (starts + low) // window_items, (starts + high) // window_items
+        needed, order = np.unique(np.stack((first, last), axis=1), return_index=True)
+        if len(needed) > _MOST_GATHERED_VISITS:  # up to the run that needs one window more
+            starts = starts[: max(1, int(np.sort(order)[_MOST_GATHERED_VISITS]) // 2)]
+            first, last = first[: len(starts)], last[: len(starts)]
+        yield Piece(_gather_visits(part, starts, first, last, window_items), len(starts) * part.run_items)
+        at += len(starts)
+
+
+def _gather_visits(
+    part: Gather,
+    starts: NDArray[np.int64],
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    window_items: int,
+) -> tuple[Visit, ...]:
+    by_window: dict[int, list[View | Rows]] = {}
+    whole = np.flatnonzero(first == last)
+    whole = whole[np.argsort(first[whole], kind="stable")]
+    for places in np.split(whole, np.flatnonzero(np.diff(first[whole])) + 1):
+        if len(places):
+            window = int(first[places[0]])
+            offsets = starts[places] - window * window_items
+            by_window[window] = [Rows(offsets, places, part.run_items, part.stride)]
+    for place in np.flatnonzero(first != last).tolist():
+        at = place * part.run_items
+        for window, view in _cut_run(int(starts[place]), part.run_items, part.stride, window_items):
+            cut = View(at, view.offset, 1, 0, view.n_items, view.stride)
+            by_window.setdefault(window, []).append(cut)
+            at += view.n_items
+    return tuple(Visit(window, tuple(by_window[window])) for window in sorted(by_window))
 
 
 def _lattice_views(lattice: Lattice, window_items: int) -> Iterator[tuple[int, View]]:
@@ -127,7 +253,7 @@ def _run_views(
         else:
             whole = 1
         whole = min(whole, n_runs - at)
-        yield window, View(start - window_start, whole, run_stride, n_items, stride)
+        yield window, View(0, start - window_start, whole, run_stride, n_items, stride)
         at += whole
 
 
@@ -137,6 +263,6 @@ def _cut_run(start: int, n_items: int, stride: int, window_items: int) -> Iterat
         window, offset = divmod(start, window_items)
         room = (window_items - 1 - offset) // stride if stride > 0 else offset // -stride
         taken = min(n_items, room + 1)
-        yield window, View(offset, 1, 0, taken, stride)
+        yield window, View(0, offset, 1, 0, taken, stride)
         start += taken * stride
         n_items -= taken

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from app.buffers import Buffers
 from app.cache import WindowCache
-from app.plan import Visit, gather
-from app.representation import Representation
+from app.content import Section
+from app.plan import Piece, assemble
 from app.windows import WINDOW_WEIGHTS, Source
 
-__all__ = ["Piece", "Reader"]
+__all__ = ["Chunk", "Reader"]
 
-Piece = bytes | memoryview
+Chunk = bytes | memoryview
 # A cached piece of no more work than this is made where it is asked for: a thread's hand-over costs more (some 50 us).
 _INLINE_ITEMS = 4096
 _INLINE_VIEWS = 64
@@ -24,7 +24,7 @@ _KEPT_BUFFERS = 16
 
 
 class Reader:
-    """Makes the pieces of bodies.
+    """Makes the chunks of bodies.
 
     Parameters
     ----------
@@ -45,23 +45,21 @@ class Reader:
         self._buffers = Buffers(WINDOW_WEIGHTS, _KEPT_BUFFERS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def piece(
-        self, representation: Representation, visit: Visit, start: int, *, scan: bool
-    ) -> Piece | asyncio.Future[Piece]:
-        """The encoded items of one visit, ``start`` being the position of its first in the answer.
+    def chunk(self, section: Section, piece: Piece, start: int, *, scan: bool) -> Chunk | asyncio.Future[Chunk]:
+        """The encoded items of one piece, ``start`` being the position of its first in the section.
 
-        At once if the window is cached and little is left to do, else as a future; a future that is cancelled before
+        At once if its windows are cached and little is left to do, else as a future; a future that is cancelled before
         a thread has taken it up does no work. ``scan`` is for reads larger than the cache, which change nothing in it.
         """
-        source = representation.source
-        if source.kind != "native":
-            window = self.cache.peek(source.key(visit.window), scan=scan)
-            if window is not None and _is_quick(representation, visit):
-                return representation.encode(gather(visit, window), start)
+        source = section.source
+        if _is_quick(section, piece):
+            windows = self._cached(source, piece, scan)
+            if windows is not None:
+                return section.encode(assemble(piece, windows.__getitem__), start)
         # The job outlives a client that leaves: it holds the files open on its own account.
         snapshot = source.snapshot.acquire()
         try:
-            job = self._pool.submit(self._make, representation, visit, start, scan)
+            job = self._pool.submit(self._make, section, piece, start, scan)
         except BaseException:
             snapshot.release()
             raise
@@ -72,13 +70,25 @@ class Reader:
         """Refuse new work, drop what has not begun, and wait for what has."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _make(self, representation: Representation, visit: Visit, start: int, scan: bool) -> Piece:
-        source = representation.source
-        if source.kind == "native":  # untouched bytes: the system's page cache has them already
-            window = source.read(visit.window, self._buffers)
-        else:
-            window = self.cache.get(source.key(visit.window), lambda: self._decode(source, visit.window), scan=scan)
-        return representation.encode(gather(visit, window), start)
+    def _cached(self, source: Source, piece: Piece, scan: bool) -> dict[int, NDArray[Any]] | None:
+        """The windows of a piece by number, if the cache has all of them."""
+        windows: dict[int, NDArray[Any]] = {}
+        for visit in piece.visits:
+            window = self.cache.peek(source.key(visit.window), scan=scan)
+            if window is None:
+                return None
+            windows[visit.window] = window
+        return windows
+
+    def _make(self, section: Section, piece: Piece, start: int, scan: bool) -> Chunk:
+        source = section.source
+
+        def window(number: int) -> NDArray[Any]:
+            if source.kind == "native":  # untouched bytes: the system's page cache has them already
+                return source.read(number, self._buffers)
+            return self.cache.get(source.key(number), lambda: self._decode(source, number), scan=scan)
+
+        return section.encode(assemble(piece, window), start)
 
     def _decode(self, source: Source, number: int) -> NDArray[Any]:
         began = perf_counter()
@@ -88,9 +98,10 @@ class Reader:
         return window
 
 
-def _is_quick(representation: Representation, visit: Visit) -> bool:
-    if len(visit.views) == 1 and representation.copies_nothing:
-        view = visit.views[0]
-        if view.n_runs == 1 and (view.stride == 1 or view.n_items == 1):
-            return True
-    return visit.n_items <= _INLINE_ITEMS and len(visit.views) <= _INLINE_VIEWS
+def _is_quick(section: Section, piece: Piece) -> bool:
+    if section.source.kind == "native":
+        return False
+    if section.copies_nothing and piece.contiguous() is not None:
+        return True
+    n_views = sum(len(visit.views) for visit in piece.visits)
+    return piece.n_items <= _INLINE_ITEMS and n_views <= _INLINE_VIEWS

@@ -1,18 +1,22 @@
 """Selections: numpy's basic indexing over a tensor, parsed and checked against its shape.
 
-A selection is a result shape and a list of *lattices*: sets of item positions that one base and a few
-(count, stride) pairs describe. Their items, one lattice after the other and each in C order, are the answer.
-An item is a weight; for ``native`` answers it is a block, and a row is counted in blocks.
+A selection is a result shape and a list of *parts*, each a set of item positions in order: a *lattice* (one base and
+a few pairs of count and stride) or a *gather* (equal runs that begin anywhere). The items of all parts, one part after
+the other, are the answer. An item is a weight; for ``native`` answers it is a block, and a row is counted in blocks.
 """
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.errors import BadRequest
 
-__all__ = ["Lattice", "Selection", "parse_slice", "select_all", "select_nd", "select_rows"]
+__all__ = ["Gather", "Lattice", "Selection", "parse_slice", "select_all", "select_nd", "select_rows"]
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHOWN = 40  # characters of a bad part that an error repeats
@@ -42,18 +46,92 @@ class Lattice:
                 dims.append((count, stride))
         return Lattice(self.base, tuple(dims))
 
+    def narrowed(self, first: int, stop: int) -> "Iterator[Lattice]":
+        """Its items ``first`` to ``stop`` (both within it), as lattices in order."""
+        if first >= stop:
+            return
+        if not self.dims:
+            yield self
+            return
+        (_, stride), inner = self.dims[0], self.dims[1:]
+        size = math.prod(count for count, _ in inner)
+        low, into = divmod(first, size)
+        high, over = divmod(stop, size)
+        if low == high:
+            yield from Lattice(self.base + low * stride, inner).narrowed(into, over)
+            return
+        if into:
+            yield from Lattice(self.base + low * stride, inner).narrowed(into, size)
+            low += 1
+        if low < high:
+            yield Lattice(self.base + low * stride, ((high - low, stride), *inner)).merged()
+        yield from Lattice(self.base + high * stride, inner).narrowed(0, over)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gather:
+    """Runs of ``run_items`` items, ``stride`` apart, that begin at ``starts`` (int64, in the order of the answer)."""
+
+    starts: NDArray[np.int64]
+    run_items: int
+    stride: int
+
+    @property
+    def n_items(self) -> int:
+        """How many positions there are."""
+        return len(self.starts) * self.run_items
+
+    def narrowed(self, first: int, stop: int) -> "Iterator[Lattice | Gather]":
+        """Its items ``first`` to ``stop`` (both within it), in order: a cut run, whole runs, a cut run."""
+        if first >= stop:
+            return
+        low, into = divmod(first, self.run_items)
+        high, over = divmod(stop, self.run_items)
+        if low == high:
+            yield from self._run(low).narrowed(into, over)
+            return
+        if into:
+            yield from self._run(low).narrowed(into, self.run_items)
+            low += 1
+        if low < high:
+            yield Gather(self.starts[low:high], self.run_items, self.stride)
+        if over:
+            yield from self._run(high).narrowed(0, over)
+
+    def _run(self, number: int) -> Lattice:
+        return Lattice(int(self.starts[number]), ((self.run_items, self.stride),))
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked of a tensor: the shape of the answer and the items that fill it."""
+    """What is asked of a tensor: the shape of the answer and the parts that fill it."""
 
     shape: tuple[int, ...]
-    lattices: tuple[Lattice, ...]
+    parts: tuple[Lattice | Gather, ...]
 
     @property
     def n_items(self) -> int:
         """How many items the answer has."""
         return math.prod(self.shape)
+
+    def narrowed(self, first: int, stop: int) -> "Selection":
+        """The items ``first`` to ``stop`` of the answer, as a 1-D selection."""
+        parts: list[Lattice | Gather] = []
+        at = 0
+        for part in self.parts:
+            end = at + part.n_items
+            if end > first and at < stop:
+                parts += part.narrowed(max(first - at, 0), min(stop, end) - at)
+            at = end
+        return Selection((stop - first,), tuple(parts))
+
+    def normal(self) -> str:
+        """A text that is the same for selections of the same items in the same parts and shape."""
+        parts = (
+            part if isinstance(part, Lattice) else (part.starts.tolist(), part.run_items, part.stride)
+            for part in self.parts
+        )
+        return f"{self.shape}{[*parts]}"
 
 
 def select_all(shape: Sequence[int]) -> Selection:
@@ -62,13 +140,15 @@ def select_all(shape: Sequence[int]) -> Selection:
     return Selection(tuple(shape), (Lattice(0, ((n_items, 1),)).merged(),) if n_items else ())
 
 
-def select_rows(n_rows: int, row_items: int, rows: str | None, cols: str | None) -> Selection:
+def select_rows(
+    n_rows: int, row_items: int, rows: str | int | Sequence[int | str] | None, cols: str | int | None
+) -> Selection:
     """Rows of a tensor of ``n_rows`` rows, and columns of each: always a 2-D answer.
 
     Parameters
     ----------
     rows
-        Integers and slices joined by commas, kept in order with their repeats; None is all rows.
+        Integers and slices, as a text with commas or as a list, kept in order with their repeats; None is all rows.
     cols
         One integer or slice over a row; None is all of it. An integer keeps its axis.
 
@@ -77,20 +157,60 @@ def select_rows(n_rows: int, row_items: int, rows: str | None, cols: str | None)
     BadRequest
         ``bad-selection`` for what is no integer or slice, ``selection-out-of-range`` for an integer outside.
     """
-    row_parts = [slice(None)] if rows is None else [_parse_part("rows", part) for part in rows.split(",")]
-    if cols is not None and "," in cols:
+    if isinstance(cols, str) and "," in cols:
         raise BadRequest("bad-selection", "cols takes one integer or slice; a list of parts is for rows only.")
     col_part = slice(None) if cols is None else _parse_part("cols", cols)
     first_col, n_cols, col_step = _resolve("cols", col_part, row_items)
 
+    given: Iterable[int | str | slice] = [slice(None)]
+    if isinstance(rows, str):
+        given = rows.split(",")
+    elif rows is not None:
+        given = [rows] if isinstance(rows, int) else rows
     selected = 0
-    lattices: list[Lattice] = []
-    for first, count, step in _joined(_resolve("rows", part, n_rows) for part in row_parts):
-        selected += count
-        if count and n_cols:
-            dims = ((count, step * row_items), (n_cols, col_step))
-            lattices.append(Lattice(first * row_items + first_col, dims).merged())
-    return Selection((selected, n_cols), tuple(lattices))
+    parts: list[Lattice | Gather] = []
+    row_parts = (part if isinstance(part, slice) else _parse_part("rows", part) for part in given)
+    for are_integers, group in groupby(row_parts, lambda part: isinstance(part, int)):
+        if are_integers:
+            numbers = [part for part in group if isinstance(part, int)]
+            _check_integers("rows", numbers, n_rows)
+            selected += len(numbers)
+            if n_cols:
+                starts = np.array(numbers, np.int64)
+                starts[starts < 0] += n_rows
+                _append(parts, Gather(starts * row_items + first_col, n_cols, col_step), row_items)
+            continue
+        for part in group:
+            first, count, step = _resolve("rows", part, n_rows)
+            selected += count
+            if count and n_cols:
+                dims = ((count, step * row_items), (n_cols, col_step))
+                _append(parts, Lattice(first * row_items + first_col, dims), row_items)
+    return Selection((selected, n_cols), tuple(parts))
+
+
+def _append(parts: list[Lattice | Gather], part: Lattice | Gather, row_items: int) -> None:
+    """Add a part, as a lattice if it is one, joined to the one before if the two make one run of items."""
+    if isinstance(part, Gather) and bool((np.diff(part.starts) == row_items).all()):
+        part = Lattice(int(part.starts[0]), ((len(part.starts), row_items), (part.run_items, part.stride)))
+    if isinstance(part, Lattice):
+        part = part.merged()
+        before = parts[-1] if parts else None
+        both_runs = isinstance(before, Lattice) and _is_run(before) and _is_run(part)
+        if isinstance(before, Lattice) and both_runs and part.base == before.base + before.n_items:
+            parts[-1] = Lattice(before.base, ((before.n_items + part.n_items, 1),))
+            return
+    parts.append(part)
+
+
+def _is_run(lattice: Lattice) -> bool:
+    """Whether the items are consecutive; a merged lattice of one item has no pair."""
+    return not lattice.dims or (len(lattice.dims) == 1 and lattice.dims[0][1] == 1)
+
+
+def _check_integers(name: str, numbers: list[int], length: int) -> None:
+    for number in (min(numbers), max(numbers)):
+        _resolve(name, number, length)
 
 
 def select_nd(shape: Sequence[int], text: str) -> Selection:
@@ -142,8 +262,10 @@ def parse_slice(name: str, text: str) -> slice:
     return part
 
 
-def _parse_part(name: str, text: str) -> int | slice:
+def _parse_part(name: str, text: str | int) -> int | slice:
     """One integer or slice of the grammar: plain ASCII digits, at most 19, an optional minus, nothing else."""
+    if isinstance(text, int):
+        return text
     fields = text.split(":")
     if len(fields) > 3:
         raise _bad_part(name, text, "a slice has at most two colons")
@@ -183,21 +305,3 @@ def _resolve(name: str, part: int | slice, length: int) -> tuple[int, int, int]:
     # Not len(range(...)): an empty tensor may have more rows than that can count.
     count = max(0, -((first - stop) // step))
     return (first if count else 0), count, step
-
-
-def _joined(parts: Iterable[tuple[int, int, int]]) -> Iterable[tuple[int, int, int]]:
-    """The parts with neighbours that continue each other made one: 3,4,5 and 3:5,5 are runs of rows like 3:6."""
-    held: tuple[int, int, int] | None = None
-    for first, count, step in parts:
-        if not count:
-            continue
-        if count == 1:
-            step = 1
-        if held and held[2] == step == 1 and held[0] + held[1] == first:
-            held = (held[0], held[1] + count, 1)
-            continue
-        if held:
-            yield held
-        held = (first, count, step)
-    if held:
-        yield held

@@ -17,6 +17,7 @@ from app.names import NameSegments
 from app.observe import Observe
 from app.problems import add_problem_handlers
 from app.routes import routes
+from app.routes_weights import weights_routes
 from app.service import Service
 from app.settings import Settings, listed
 
@@ -48,6 +49,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes(service))
+    app.include_router(weights_routes(service))
     metrics = service.metrics
     if metrics is not None:
         app.include_router(metrics_router(metrics))

@@ -5,10 +5,8 @@ Plain functions from parsed headers to bytes. They may take a while for large ar
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from fnmatch import translate
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,7 +15,7 @@ import numpy as np
 from app.catalogue import Listed
 from app.errors import BadRequest, NotFound, TooLarge
 from app.gguf import Array, Entry, Tensor, Value, ValueType, quoted
-from app.names import href, model_href, text
+from app.names import href, model_href, name_filter, text
 from app.parameters import MetadataQuery, TensorsQuery
 from app.selection import parse_slice
 from app.snapshot import Snapshot
@@ -173,9 +171,8 @@ def tensors_view(snapshot: Snapshot, query: TensorsQuery) -> bytes:
     """The tensor table: tensors in the file's order that match the query, a page at a time."""
     tensors: Iterable[Tensor] = snapshot.model.tensors
     if query.name is not None:
-        # Names are bytes: matched as latin-1, a character stands for a byte.
-        matches = re.compile(translate(query.name.encode("utf-8", "surrogateescape").decode("latin-1"))).match
-        tensors = (tensor for tensor in tensors if matches(tensor.name.decode("latin-1")))
+        is_wanted = name_filter(query.name)
+        tensors = (tensor for tensor in tensors if is_wanted(tensor.name))
     if query.type is not None:
         wanted = query.type.upper()
         tensors = (

@@ -55,6 +55,11 @@ class Source:
         """Items in a whole window."""
         return WINDOW_WEIGHTS // self.item_weights
 
+    @property
+    def n_items(self) -> int:
+        """Items of the whole tensor."""
+        return self.tensor.n_weights // self.item_weights
+
     def key(self, window: int) -> tuple[bytes, int, int, Kind]:
         """The window's key in the cache; the snapshot's key comes first, as its group."""
         return self.snapshot.key, self.tensor.start + (self.tensor.file << 64), window, self.kind

@@ -185,14 +185,15 @@ def test_answers_are_private_and_vary_by_key_only_where_keys_are_asked_for(
     data = "/v1/models/demo/-/data/w"
     vary = "Authorization, X-API-Key"
     face = serve(volume, api_keys=ALL)
-    assert rules(face.get(data, headers=bearer(ALL))) == ("private, max-age=0, must-revalidate", vary)
+    assert rules(face.get(data, headers=bearer(ALL))) == ("private, max-age=0, must-revalidate", f"Accept, {vary}")
+    assert rules(face.get(f"{data}?format=npy", headers=bearer(ALL)))[1] == vary
     assert rules(face.get("/v1/models", headers=bearer(ALL))) == ("private", vary)
     assert rules(face.get("/v1/models/no", headers=bearer(ALL))) == ("no-store", vary)
     assert rules(face.get("/healthz"))[1] is None
     face = serve(volume, api_keys=ALL, cache_control="Public, max-age=60")
     assert rules(face.get(data, headers=bearer(ALL)))[0] == "private, max-age=60"
     face = serve(volume)
-    assert rules(face.get(data)) == ("public, max-age=0, must-revalidate", None)
+    assert rules(face.get(data)) == ("public, max-age=0, must-revalidate", "Accept")
 
 
 def test_globs_match_as_fnmatch_does_and_across_slashes() -> None:

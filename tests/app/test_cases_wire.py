@@ -124,13 +124,15 @@ def test_a_connection_stays_usable_after_every_kind_of_answer(wire: Wire, target
         k: v for k, v in head.headers.items() if k != "date"
     }
     wire.send(b"POST " + target + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")
-    assert wire.answer().status in ((405,) if first.status == 200 else (404, 405, 414))
+    refused = 400 if b"/-/data/" in target else 405  # what is posted is no selection
+    assert wire.answer().status in ((refused,) if first.status == 200 else (400, 404, 405, 414))
     assert wire.ask(target).body == first.body
 
 
 def test_a_url_too_long_for_the_parser_ends_its_connection_and_nothing_else(server: Server, wire: Wire) -> None:
     """Case 33: 100,000 indices in the URL. The server's parser refuses URLs of 64 KiB and more before the service."""
-    with Wire(server.port) as other:
+    # The connection may be cut before the refusal is read.
+    with Wire(server.port) as other, suppress(ConnectionError):
         assert other.ask(W + b"?rows=" + b"1," * 100_000 + b"1").status in (400, 414)
     assert wire.ask(W).body == F8
 

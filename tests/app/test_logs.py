@@ -162,7 +162,7 @@ def test_a_client_that_leaves_and_an_answer_that_fails_are_told_apart(tmp_path: 
         assert aborted["bytes_sent"] >= len(body)
         assert aborted["bytes_sent"] < 64 * MIB
         why = [json.loads(line) for line in server.log if '"ERROR"' in line]
-        assert [line["message"].startswith("aborted an answer of tensor") for line in why] == [True]
+        assert [line["message"].startswith("aborted an answer of model") for line in why] == [True]
 
 
 def test_every_line_of_a_json_log_is_an_object(root: Path) -> None:

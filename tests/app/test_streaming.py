@@ -215,7 +215,7 @@ def test_a_file_that_shrinks_in_mid_stream_ends_the_answer_short(tmp_path: Path)
         assert server.client.get("/healthz").status_code == 200
         lines = [line for line in server.log if "ERROR" in line or "Traceback" in line]
         assert len(lines) == 1, lines
-        assert "aborted an answer of tensor 'w'" in lines[0]
+        assert "aborted an answer of model 'm'" in lines[0]
 
 
 def test_a_file_overwritten_in_mid_stream_is_not_mixed_in(tmp_path: Path) -> None:

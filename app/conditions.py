@@ -1,0 +1,126 @@
+"""Conditional and range requests (RFC 9110, sections 13 and 14): what of a representation a request wants.
+
+Answered from validators and lengths alone; nothing is decoded to say 304, 412 or 416.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from werkzeug.http import http_date, parse_date, parse_etags, parse_if_range_header, parse_range_header
+
+from app.content import Content, Section, content_length, narrowed
+from app.errors import ModelChanged, RangeNotSatisfiable
+
+__all__ = ["Answer", "Validators", "answer", "is_not_modified"]
+
+_MOST_RANGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """What tells one state of a resource from another: a strong ETag (quoted), and when it was last modified."""
+
+    etag: str
+    modified_ns: int
+
+    @property
+    def modified(self) -> datetime:
+        """The time of the last modification, in whole seconds as HTTP has them."""
+        return datetime.fromtimestamp(self.modified_ns // 1_000_000_000, UTC)
+
+    def headers(self) -> dict[str, str]:
+        """The ETag and Last-Modified headers."""
+        return {"ETag": self.etag, "Last-Modified": http_date(self.modified)}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, the headers that go with it, and the content; no content for 304."""
+
+    status: int
+    headers: dict[str, str]
+    content: Content
+
+
+def is_not_modified(headers: Mapping[str, str], validators: Validators) -> bool:
+    """Whether the client of a GET or HEAD has this state already, so that 304 is the answer.
+
+    Raises
+    ------
+    ModelChanged
+        ``model-changed``, 412: the request is for another state (If-Match, If-Unmodified-Since).
+    """
+    tag = validators.etag.strip('"')
+    if (wanted := headers.get("if-match")) is not None:
+        if not parse_etags(wanted).contains(tag):
+            raise ModelChanged(validators.etag)
+    elif (date := parse_date(headers.get("if-unmodified-since"))) is not None and validators.modified > date:
+        raise ModelChanged(validators.etag)
+    if (known := headers.get("if-none-match")) is not None:
+        return parse_etags(known).contains_weak(tag)
+    date = parse_date(headers.get("if-modified-since"))
+    return date is not None and validators.modified <= date
+
+
+def answer(headers: Mapping[str, str], validators: Validators, content: Content, media_type: str) -> Answer:
+    """What a GET gets: all of a content, or the byte ranges of it that the request asks for.
+
+    One range, or up to 16 that neither overlap nor go backwards, as multipart/byteranges; other requests for ranges get
+    all, as does one whose If-Range is about another state.
+
+    Raises
+    ------
+    RangeNotSatisfiable
+        416: none of the ranges has a byte.
+    """
+    whole = Answer(200, {"Content-Type": media_type}, content)
+    length = content_length(content)
+    if length is None:  # a text of unknown length
+        return whole
+    whole.headers["Accept-Ranges"] = "bytes"
+    wanted = parse_range_header(headers.get("range"))
+    if wanted is None or wanted.units != "bytes" or not _is_of_this_state(headers, validators):
+        return whole
+    if len(wanted.ranges) > _MOST_RANGES:
+        return whole
+    ranges = [one for first, stop in wanted.ranges if (one := _resolved(first, stop, length))]
+    if not ranges:
+        raise RangeNotSatisfiable(length)
+    if any(later[0] < before[1] for before, later in pairwise(ranges)):
+        return whole
+    if len(ranges) == 1:
+        ((first, stop),) = ranges
+        part = {**whole.headers, "Content-Range": f"bytes {first}-{stop - 1}/{length}"}
+        return Answer(206, part, [*narrowed(content, first, stop)])
+    return _multipart(whole, ranges, length, media_type)
+
+
+def _multipart(whole: Answer, ranges: list[tuple[int, int]], length: int, media_type: str) -> Answer:
+    boundary = secrets.token_hex(16)
+    content: list[bytes | Section] = []
+    for first, stop in ranges:
+        head = f"--{boundary}\r\nContent-Type: {media_type}\r\nContent-Range: bytes {first}-{stop - 1}/{length}\r\n\r\n"
+        content += (head.encode(), *narrowed(whole.content, first, stop), b"\r\n")
+    content.append(f"--{boundary}--\r\n".encode())
+    return Answer(206, {**whole.headers, "Content-Type": f"multipart/byteranges; boundary={boundary}"}, content)
+
+
+def _resolved(first: int, stop: int | None, length: int) -> tuple[int, int] | None:
+    """A range as first and stop within the content, or None if it has no byte."""
+    if first < 0:  # the last bytes
+        first = max(0, length + first)
+    stop = length if stop is None else min(stop, length)
+    return (first, stop) if first < stop else None
+
+
+def _is_of_this_state(headers: Mapping[str, str], validators: Validators) -> bool:
+    """Whether there is no If-Range, or it holds: a range continues what the client has."""
+    if "if-range" not in headers:
+        return True
+    if_range = parse_if_range_header(headers["if-range"])
+    if if_range.etag is not None:
+        return f'"{if_range.etag}"' == validators.etag and not headers["if-range"].lstrip().startswith("W/")
+    return if_range.date is not None and if_range.date == validators.modified

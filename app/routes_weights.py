@@ -1,0 +1,146 @@
+"""The routes of weights: rows of one tensor, by path, by parameters or posted; and several tensors as safetensors."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import anyio.to_thread
+from fastapi import Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from app.auth import Grant
+from app.errors import AmbiguousTensor, NotFound
+from app.gguf import AmbiguousTensor as AmbiguousName
+from app.gguf import NoSuchTensor, Tensor, quoted
+from app.names import name_filter
+from app.negotiation import negotiated_format
+from app.parameters import NamedWeightsQuery, SafetensorsQuery, WeightsBody, WeightsQuery
+from app.representation import Representation, represent
+from app.respond import respond
+from app.routing import Granted, ModelId, Router, TensorName, answers
+from app.safetensors import represent_safetensors
+from app.service import Service
+from app.snapshot import Snapshot
+
+__all__ = ["weights_routes"]
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_CONTENT = {
+    "application/octet-stream": _BINARY,
+    "application/x-npy": _BINARY,
+    "application/json": {"schema": {"type": "object"}},
+}
+_PART = {
+    "application/octet-stream": _BINARY,
+    "application/x-npy": _BINARY,
+    "multipart/byteranges": _BINARY,
+}
+_WEIGHTS = answers(
+    *(400, 404, 406, 409, 412, 413, 416, 422, 503),
+    s200={"description": "The weights.", "content": _CONTENT},
+    s206={"description": "The byte ranges asked for.", "content": _PART},
+    s304={"description": "The client has this state."},
+)
+_POSTED = answers(*(400, 404, 406, 409, 412, 413, 422, 503), s200={"description": "The weights.", "content": _CONTENT})
+_SAFETENSORS = answers(
+    *(400, 404, 409, 412, 416, 422, 503),
+    s200={"description": "A safetensors file.", "content": {"application/octet-stream": _BINARY}},
+    s206={"description": "The byte ranges asked for.", "content": _PART},
+    s304={"description": "The client has this state."},
+)
+_BODY = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": WeightsBody.model_json_schema()}}}
+}
+
+
+def weights_routes(service: Service) -> Router:
+    """The routes, bound to a service."""
+    router = Router()
+    json_limit = service.settings.json_limit
+
+    async def answered(
+        request: Request,
+        model_id: bytes,
+        grant: Grant,
+        make: Callable[[Snapshot], Representation],
+        *,
+        vary: tuple[str, ...] = (),
+    ) -> Response:
+        """The response to ``make``'s representation; a snapshot that no response holds is let go of."""
+        snapshot = await service.snapshot(model_id, grant)
+        try:
+            # A posted selection may list a million rows: not on the event loop.
+            posted = request.method == "POST"
+            representation = await anyio.to_thread.run_sync(make, snapshot) if posted else make(snapshot)
+            return respond(request, representation, service.reader, service.settings, vary=vary)
+        except BaseException:
+            snapshot.release()
+            raise
+
+    async def weights(
+        request: Request, model_id: bytes, grant: Grant, name: bytes, query: WeightsQuery | WeightsBody
+    ) -> Response:
+        format_name = negotiated_format(query.format, request.headers.get("accept"))
+        vary = () if query.format else ("Accept",)
+
+        def make(snapshot: Snapshot) -> Representation:
+            return represent(snapshot, _found(snapshot, name), query, format_name, json_limit=json_limit)
+
+        return await answered(request, model_id, grant, make, vary=vary)
+
+    @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS)
+    async def data(
+        request: Request, model: ModelId, grant: Granted, tensor: TensorName, query: Annotated[WeightsQuery, Query()]
+    ) -> Response:
+        """Weights of a tensor, decoded."""
+        return await weights(request, model, grant, tensor, query)
+
+    @router.read("/v1/data", _WEIGHTS)
+    async def data_by_parameters(
+        request: Request, grant: Granted, query: Annotated[NamedWeightsQuery, Query()]
+    ) -> Response:
+        """Weights of a tensor, with its names as parameters."""
+        return await weights(request, _bytes(query.model), grant, _bytes(query.tensor), query)
+
+    @router.post("/v1/models/{model}/-/data/{tensor}", responses=_POSTED, openapi_extra=_BODY)
+    async def posted(request: Request, model: ModelId, grant: Granted, tensor: TensorName) -> Response:
+        """Weights of a tensor, by a selection that is too long for a URL."""
+        query = await anyio.to_thread.run_sync(_parsed, await request.body())
+        return await weights(request, model, grant, tensor, query)
+
+    @router.read("/v1/models/{model}/-/safetensors", _SAFETENSORS)
+    async def safetensors(
+        request: Request, model: ModelId, grant: Granted, query: Annotated[SafetensorsQuery, Query()]
+    ) -> Response:
+        """Tensors of a model as one safetensors file, decoded as it is read."""
+
+        def make(snapshot: Snapshot) -> Representation:
+            is_wanted = name_filter(query.name or "*")
+            tensors = (tensor for tensor in snapshot.model.tensors if is_wanted(tensor.name))
+            return represent_safetensors(snapshot, tensors, query.dtype)
+
+        return await answered(request, model, grant, make)
+
+    return router
+
+
+def _parsed(body: bytes) -> WeightsBody:
+    try:
+        return WeightsBody.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def _found(snapshot: Snapshot, name: bytes) -> Tensor:
+    try:
+        return snapshot.model.find(name)
+    except NoSuchTensor:
+        detail = f"the model has no tensor {quoted(name)}; the tensor table has all of them."
+        raise NotFound("no-such-tensor", detail) from None
+    except AmbiguousName as error:
+        raise AmbiguousTensor(f"the file has {quoted(name)} {error.count} times, so the name tells none.") from None
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
