@@ -6,23 +6,27 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from time import perf_counter
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.content import Content, Section, content_length
 from app.errors import Problem
+from app.gate import StreamGate
 from app.names import text
 from app.observe import record_of
 from app.plan import Piece, plan
 from app.reader import Chunk, Reader
 from app.snapshot import Snapshot
+from app.windows import WINDOW_WEIGHTS
 
 __all__ = ["WeightsResponse"]
 
 _log = logging.getLogger("tensortap")
 _KEPT_TEXT = 1 << 20
 _STALL_SECONDS = 2
+_LARGEST_PASSED = WINDOW_WEIGHTS * 4
 _NO_PIECE = Piece((), 0)
 
 
@@ -43,6 +47,8 @@ class WeightsResponse(Response):
         Where it is read from; it must be held for this response.
     reader
         What makes the chunks.
+    gate
+        What an answer of more than a window must pass.
     read_ahead
         Pieces made ahead of the socket. With the one being sent they are all the memory a stream takes.
     """
@@ -54,14 +60,17 @@ class WeightsResponse(Response):
         content: Content,
         snapshot: Snapshot,
         reader: Reader,
+        gate: StreamGate,
         *,
         read_ahead: int,
     ) -> None:
         self._content = content
         self._snapshot = snapshot
         self._reader = reader
+        self._gate = gate
         self._read_ahead = read_ahead
         self._length = content_length(content)
+        self._began = perf_counter()
         self._ahead: deque[_Step] = deque()
         self.status_code = status
         self.background = None
@@ -77,20 +86,24 @@ class WeightsResponse(Response):
         gone = _Gone(receive)
         try:
             if scope["method"] == "HEAD":
-                await self._start(send)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": b""})
-            elif self._length is None:
-                await self._send_text(gone, send)
-            else:
+            elif self._length is not None and self._length <= _LARGEST_PASSED:
                 await self._send(self._chunks(gone), send, gone)
+            else:
+                async with self._gate:
+                    await self._send_stream(gone, send)
         except _ClientLeft:
             record_of(scope).outcome = "client left"
         finally:
             gone.stop()
             self._snapshot.release()
 
-    async def _send_text(self, gone: "_Gone", send: Send) -> None:
-        """Measure a text by making it, then send it: what is small is kept, what is large is made again."""
+    async def _send_stream(self, gone: "_Gone", send: Send) -> None:
+        """Send a body of any length; a text is made to measure it first, and made again if it is too large to keep."""
+        if self._length is not None:
+            await self._send(self._chunks(gone), send, gone)
+            return
         length, kept = 0, list[Chunk]()
         async with aclosing(self._chunks(gone)) as chunks:
             async for chunk in chunks:
@@ -129,7 +142,10 @@ class WeightsResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        """Send the status and the headers, with the time that the first chunk took: it is there by now."""
+        took = f"first;dur={(perf_counter() - self._began) * 1e3:.1f}".encode()
+        headers = [*self.raw_headers, (b"server-timing", took)]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
 
     async def _chunks(self, gone: "_Gone") -> AsyncGenerator[Chunk]:
         """The chunks of the body in order; raises _ClientLeft when nobody is there to take the next one."""

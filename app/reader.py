@@ -66,6 +66,10 @@ class Reader:
         job.add_done_callback(lambda _: snapshot.release())
         return asyncio.wrap_future(job)
 
+    def turn(self) -> asyncio.Future[None]:
+        """A future that is done when a decoding thread comes to it: behind what was asked for before."""
+        return asyncio.wrap_future(self._pool.submit(lambda: None))
+
     def close(self) -> None:
         """Refuse new work, drop what has not begun, and wait for what has."""
         self._pool.shutdown(cancel_futures=True)

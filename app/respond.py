@@ -8,23 +8,25 @@ from starlette.responses import Response
 
 from app.body import WeightsResponse
 from app.conditions import Validators, answer, is_not_modified
-from app.reader import Reader
+from app.content import content_length
+from app.errors import TooLarge
 from app.representation import Representation
-from app.settings import Settings
+from app.service import Service
 
 __all__ = ["respond"]
 
 
 def respond(
-    request: Request, representation: Representation, reader: Reader, settings: Settings, *, vary: Iterable[str] = ()
+    request: Request, representation: Representation, service: Service, *, vary: Iterable[str] = ()
 ) -> Response:
     """The response to a request for a representation, whose snapshot must be held; the response lets it go.
 
     Raises
     ------
-    ModelChanged, RangeNotSatisfiable
-        412 and 416; the snapshot is then still held.
+    ModelChanged, RangeNotSatisfiable, TooLarge
+        412, 416, and 413 for more bytes than the service is set to answer; the snapshot is then still held.
     """
+    settings = service.settings
     validators = Validators(representation.etag, representation.snapshot.modified_ns)
     common = {**validators.headers(), "Cache-Control": settings.cache_control, "X-Accel-Buffering": "no"}
     if vary := ", ".join(vary):
@@ -37,11 +39,20 @@ def respond(
         return Response(status_code=304, headers=common)
     media_type = representation.headers["Content-Type"]
     chosen = answer(headers if request.method == "GET" else {}, validators, representation.content, media_type)
+    size, limit = content_length(chosen.content), settings.answer_limit
+    if limit is not None and size is not None and size > limit:
+        raise TooLarge(
+            "response-too-large",
+            f"{size} bytes are over the limit of {limit} of one answer: ask for fewer rows at a time, or for ranges.",
+            limit=limit,
+            size=size,
+        )
     return WeightsResponse(
         chosen.status,
         {**representation.headers, **common, **chosen.headers},
         chosen.content,
         representation.snapshot,
-        reader,
+        service.reader,
+        service.gate,
         read_ahead=settings.read_ahead,
     )

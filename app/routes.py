@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from app.auth import Grant
 from app.conditions import Validators, is_not_modified
-from app.errors import Unavailable
 from app.parameters import KeyQuery, MetadataQuery, NoQuery, TensorsQuery
 from app.representation import etag_of
 from app.routing import Granted, Key, ModelId, Router, TensorName, answers, json_response
@@ -87,9 +86,8 @@ def routes(service: Service) -> Router:
 
     @router.read("/readyz", answers(503))
     async def readyz() -> Response:
-        """The volume can be listed."""
-        if not await anyio.to_thread.run_sync(service.catalogue.volume.readable):
-            raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
+        """The volume can be listed, and the decoding threads take work."""
+        await service.check_ready()
         return json_response(b'{"status":"ready"}')
 
     return router

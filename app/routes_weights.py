@@ -73,7 +73,7 @@ def weights_routes(service: Service) -> Router:
             # A posted selection may list a million rows: not on the event loop.
             posted = request.method == "POST"
             representation = await anyio.to_thread.run_sync(make, snapshot) if posted else make(snapshot)
-            return respond(request, representation, service.reader, service.settings, vary=vary)
+            return respond(request, representation, service, vary=vary)
         except BaseException:
             snapshot.release()
             raise

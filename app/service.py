@@ -9,7 +9,8 @@ import anyio.to_thread
 from app.auth import Grant
 from app.cache import WindowCache
 from app.catalogue import Catalogue, Listed, no_such_model
-from app.errors import Problem
+from app.errors import Problem, Unavailable
+from app.gate import StreamGate
 from app.metrics import Metrics
 from app.reader import Reader
 from app.settings import Settings
@@ -20,6 +21,7 @@ __all__ = ["Service"]
 
 _log = logging.getLogger("tensortap")
 _TIDY_SECONDS = 10
+_READY_SECONDS = 2
 
 
 class Service:
@@ -31,6 +33,7 @@ class Service:
         self.metrics = Metrics(self.cache) if settings.metrics else None
         on_decoded = None if self.metrics is None else self.metrics.decoded
         self.reader = Reader(self.cache, settings.decode_threads, on_decoded)
+        self.gate = StreamGate(settings.max_streams, settings.stream_queue, settings.queue_seconds)
         self.catalogue = Catalogue(
             Volume(settings.root, outside_symlinks=settings.outside_symlinks),
             most_open=settings.open_models,
@@ -66,6 +69,23 @@ class Service:
         """Every model on the volume that ``grant`` allows; raises what `Catalogue.list` does."""
         listed = await asyncio.get_running_loop().run_in_executor(self._lister, self._listed)
         return listed if grant.globs is None else [one for one in listed if grant.allows(one.model_id)]
+
+    async def check_ready(self) -> None:
+        """Return if the volume can be listed and the decoding threads take work.
+
+        Raises
+        ------
+        Unavailable
+            ``volume-error`` or ``overloaded``.
+        """
+        if not await anyio.to_thread.run_sync(self.catalogue.volume.readable):
+            raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                await self.reader.turn()
+        except TimeoutError:
+            detail = f"no decoding thread was free for {_READY_SECONDS} s. Try again in a moment."
+            raise Unavailable("overloaded", detail) from None
 
     def look_around(self) -> None:
         """Begin to describe the volume's models, so that the first to list them need not wait as long."""

@@ -72,10 +72,20 @@ class Settings(BaseSettings):
     outside_symlinks: Annotated[bool, Field(description="Also follow symbolic links that lead out of the volume.")] = (
         False
     )
-    json_limit: Annotated[
-        ByteSize,
-        Field(description="Most decoded bytes that format=json answers; raw, npy and native have no limit."),
-    ] = ByteSize(64 << 20)
+    json_limit: Annotated[ByteSize, Field(description="Most decoded bytes that format=json answers.")] = ByteSize(
+        64 << 20
+    )
+    answer_limit: Annotated[
+        ByteSize | None,
+        Field(description="Most bytes of one answer of weights in the other formats. Unset: any number."),
+    ] = None
+    max_streams: Annotated[
+        int, Field(ge=1, description="Answers of more than a window that each worker sends at a time.")
+    ] = 64
+    stream_queue: Annotated[int, Field(ge=0, description="How many more such answers may wait for their turn.")] = 32
+    queue_seconds: Annotated[
+        float, Field(ge=0, le=3600, description="How long each of those waits before it is refused with 503.")
+    ] = 5.0
     # The HTTP parser itself refuses 64 KiB: the limit lies below, so that it is ours to explain.
     url_limit: Annotated[ByteSize, Field(ge=1024, le=60_000, description="Longest path and query of a request.")] = (
         ByteSize(32 << 10)

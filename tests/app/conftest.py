@@ -29,7 +29,7 @@ from app.settings import Settings
 from tests.demo import demo_model
 from tests.server import Server
 
-__all__ = ["Answer", "Face", "Serve", "Wire", "check_answer", "path_of", "slug", "write_files"]
+__all__ = ["Answer", "Face", "Serve", "Wire", "check_answer", "check_timing", "path_of", "slug", "write_files"]
 
 Name = str | bytes
 
@@ -159,9 +159,16 @@ def _answer(method: str, sent: list[Message]) -> Answer:
     raw: list[tuple[bytes, bytes]] = sent[0]["headers"]
     assert len({name for name, _ in raw}) == len(raw)
     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in raw}
+    check_timing(headers)
     answer = Answer(sent[0]["status"], headers, b"".join(message["body"] for message in sent[1:]))
     check_answer(answer, method)
     return answer
+
+
+def check_timing(headers: dict[str, str]) -> None:
+    """Take the Server-Timing out of the headers, which are otherwise the same for the same question, and check it."""
+    timing = headers.pop("server-timing", None)
+    assert timing is None or re.fullmatch(r"first;dur=\d+\.\d", timing), timing
 
 
 def check_answer(answer: Answer, method: str) -> None:
@@ -278,6 +285,7 @@ class Wire:
             assert colon, line
             assert name.lower() not in headers
             headers[name.lower()] = value
+        check_timing(headers)
         size = 0 if method == "HEAD" else int(headers["content-length"])
         answer = Answer(int(head.split()[1]), headers, self._reader.read(size))
         assert len(answer.body) == size

@@ -1,0 +1,111 @@
+"""The gate of streams: so many at a time, a short queue, a refusal; and what is small passes by."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import Unavailable
+from app.gate import StreamGate
+from tests.app.conftest import Serve, slug
+from tests.app.test_streaming import ask, write_f32
+from tests.builder import base
+from tests.server import Server
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def run(work: Test) -> None:
+    asyncio.run(asyncio.wait_for(work(), 10))
+
+
+def test_so_many_come_in_and_the_next_waits_for_a_place() -> None:
+    async def work() -> None:
+        gate = StreamGate(2, 5, 5)
+        order: list[int] = []
+        release = asyncio.Event()
+
+        async def stream(number: int) -> None:
+            async with gate:
+                order.append(number)
+                await release.wait()
+
+        tasks = [asyncio.create_task(stream(number)) for number in range(5)]
+        await asyncio.sleep(0.05)
+        assert (order, gate.open) == ([0, 1], 2)
+        release.set()
+        await asyncio.gather(*tasks)
+        assert (order, gate.open) == ([0, 1, 2, 3, 4], 0)
+
+    run(work)
+
+
+def test_more_than_the_queue_is_refused_at_once_and_the_queue_after_a_while() -> None:
+    async def work() -> None:
+        gate = StreamGate(1, 1, 0.1)
+        async with gate:
+            waiting = asyncio.create_task(gate.__aenter__())
+            await asyncio.sleep(0.01)
+            with pytest.raises(Unavailable) as refused:
+                await gate.__aenter__()
+            assert refused.value.slug == "overloaded"
+            assert refused.value.headers["Retry-After"]
+            with pytest.raises(Unavailable):
+                await waiting
+        assert gate.open == 0
+        async with gate:
+            assert gate.open == 1
+
+    run(work)
+
+
+def test_one_who_gives_up_waiting_takes_no_place() -> None:
+    async def work() -> None:
+        gate = StreamGate(1, 3, 5)
+        await gate.__aenter__()
+        waiting = [asyncio.create_task(gate.__aenter__()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        await gate.__aexit__(None, None, None)
+        await waiting[1]
+        # Given its place and cancelled in the same moment: the place goes on to the next.
+        await gate.__aexit__(None, None, None)
+        waiting[2].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert gate.open == 0
+
+    run(work)
+
+
+def test_an_overloaded_service_refuses_streams_and_serves_the_small(tmp_path: Path) -> None:
+    write_f32(tmp_path / "m.gguf", 64, 1.0)
+    path = "/v1/models/m/-/data/w"
+    with Server(tmp_path, max_streams=1, stream_queue=0) as server:
+        with ask(server, path) as connection:
+            connection.recv(1000)
+            refused = server.client.get(path)
+            assert refused.status_code == 503
+            assert refused.json()["type"] == "/problems/overloaded"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert server.client.get(f"{path}?format=json&rows=0:2000").status_code == 503
+            assert server.client.get(f"{path}?rows=0").status_code == 200
+            assert server.client.head(path).status_code == 200
+            assert server.client.get("/readyz").status_code == 200
+        for _ in range(100):
+            answer = server.client.get(f"{path}?rows=0:1000")
+            if answer.status_code == 200:
+                break
+        assert len(answer.content) == 1000 * 4096 * 4
+
+
+def test_an_answer_over_its_limit_is_refused_and_ranges_of_it_are_not(serve: Serve) -> None:
+    face = serve(base(), answer_limit=16)
+    refused = face.get("/v1/models/m/-/data/w")
+    assert slug(refused) == (413, "response-too-large")
+    assert (refused.json["size"], refused.json["limit"]) == (32, 16)
+    assert face.get("/v1/models/m/-/data/w?rows=0").status == 200
+    assert face.get("/v1/models/m/-/data/w", headers={"Range": "bytes=0-15"}).status == 206
+    assert slug(face.get("/v1/models/m/-/safetensors")) == (413, "response-too-large")
