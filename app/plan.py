@@ -195,11 +195,14 @@ def _gather_visits(
     by_window: dict[int, list[View | Rows]] = {}
     whole = np.flatnonzero(first == last)
     whole = whole[np.argsort(first[whole], kind="stable")]
-    for places in np.split(whole, np.flatnonzero(np.diff(first[whole])) + 1):
-        if len(places):
-            window = int(first[places[0]])
-            offsets = starts[places] - window * window_items
-            by_window[window] = [Rows(offsets, places, part.run_items, part.stride)]
+    windows = first[whole]
+    offsets = starts[whole] - windows * window_items
+    ends = [*(np.flatnonzero(np.diff(windows)) + 1).tolist(), len(whole)] if len(whole) else []
+    begin = 0
+    for end in ends:
+        rows = Rows(offsets[begin:end], whole[begin:end], part.run_items, part.stride)
+        by_window[int(windows[begin])] = [rows]
+        begin = end
     for place in np.flatnonzero(first != last).tolist():
         at = place * part.run_items
         for window, view in _cut_run(int(starts[place]), part.run_items, part.stride, window_items):
