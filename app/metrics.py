@@ -19,6 +19,8 @@ from starlette.responses import Response
 
 from app.cache import CacheFigures, WindowCache
 from app.observe import RequestRecord
+from app.openapi import answers, reply, request_headers
+from app.schemas import Schema
 
 __all__ = ["Metrics", "metrics_router"]
 
@@ -181,8 +183,17 @@ def metrics_router(metrics: Metrics) -> APIRouter:
         body, media_type = await anyio.to_thread.run_sync(metrics.exposition, accept)
         return Response(body, headers={"Content-Type": media_type, "Vary": "Accept", "Cache-Control": "no-store"})
 
-    content = {"text/plain": {"schema": {"type": "string"}}}
-    router.add_api_route("/metrics", endpoint, methods=["GET"], name="metrics", responses={200: {"content": content}})
+    text: Schema = {"schema": {"type": "string"}}
+    content = {"text/plain": text, "application/openmetrics-text": text}
+    router.add_api_route(
+        "/metrics",
+        endpoint,
+        methods=["GET"],
+        name="metrics",
+        responses=answers(s200=reply("The metrics.", content, "Cache-Control", "Vary")),
+        tags=["service"],
+        openapi_extra=request_headers(["Accept"]),
+    )
     router.add_api_route("/metrics", endpoint, methods=["HEAD"], include_in_schema=False)
     return router
 

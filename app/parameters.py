@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 __all__ = [
@@ -37,7 +37,22 @@ def _only_digits(value: object) -> object:
     return value
 
 
-_Natural = Annotated[int, BeforeValidator(_only_digits)]
+# It comes after the bounds of an annotation: pydantic would not put those into the schema else.
+_PLAIN_DIGITS = BeforeValidator(_only_digits)
+
+# The grammar for the API description alone: `app.selection` parses it, and says what is wrong with what.
+_NUMBER = "-?[0-9]{1,19}"
+_PART = f"({_NUMBER}|({_NUMBER})?:({_NUMBER})?(:({_NUMBER})?)?)"
+_AXIS = rf"({_PART}|\.\.\.)"
+
+
+def _pattern(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"})
+
+
+_Part = Annotated[str, _pattern(_PART)]
+_Parts = Annotated[str, _pattern(f"{_PART}(,{_PART})*")]
+_Axes = Annotated[str, _pattern(f"{_AXIS}(,{_AXIS})*")]
 
 
 class NoQuery(BaseModel):
@@ -50,33 +65,37 @@ class WeightsQuery(NoQuery):
     """Which weights of a tensor, and in which form."""
 
     rows: Annotated[
-        str | None,
+        _Parts | None,
         Field(
             description="Rows: integers and slices as in numpy, joined by commas. Default: all.",
             examples=["0:2", "-1", "3,7,10:20", "9::-1"],
         ),
     ] = None
     cols: Annotated[
-        str | None,
+        _Part | None,
         Field(description="Weights of each row: one integer or slice. Default: all.", examples=["0:64", "::2"]),
     ] = None
     slice: Annotated[
-        str | None,
+        _Axes | None,
         Field(
             description="N-D selection in numpy order; an integer drops its axis. Not together with rows or cols.",
-            examples=["3,10:20,:", "...,0"],
+            examples=["3,10:20", "...,0"],
         ),
     ] = None
     format: Annotated[
         FormatName | None,
         Field(
             description="Form of the body: little-endian weights, an .npy file, JSON, or the stored blocks. "
-            "Default: what Accept prefers, else raw."
+            "Default: what Accept prefers, else raw.",
+            examples=["npy"],
         ),
     ] = None
     dtype: Annotated[
         DTypeName | None,
-        Field(description="Type of an answered weight. Default: float32; stored: the file's own, if not quantized."),
+        Field(
+            description="Type of an answered weight. Default: float32; stored: the file's own, if not quantized.",
+            examples=["float16"],
+        ),
     ] = None
 
 
@@ -93,38 +112,43 @@ class WeightsBody(NoQuery):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     rows: Annotated[
-        Annotated[list[int | str], Field(max_length=MOST_ROWS)] | str | int | None,
+        Annotated[list[int | _Part], Field(max_length=MOST_ROWS)] | _Parts | int | None,
         Field(description="Rows: a list of integers and slices, or one of them.", examples=[[3, 7, "10:20"]]),
     ] = None
     cols: Annotated[
-        str | int | None, Field(description="Weights of each row: one integer or slice.", examples=["0:64"])
+        _Part | int | None, Field(description="Weights of each row: one integer or slice.", examples=["0:64"])
     ] = None
-    slice: Annotated[str | None, Field(description="N-D selection in numpy order. Not together with rows or cols.")] = (
-        None
-    )
-    format: Annotated[FormatName | None, Field(description="As the parameter of that name.")] = None
-    dtype: Annotated[DTypeName | None, Field(description="As the parameter of that name.")] = None
+    slice: Annotated[
+        _Axes | None,
+        Field(description="N-D selection in numpy order. Not together with rows or cols.", examples=["3,10:20"]),
+    ] = None
+    format: Annotated[FormatName | None, Field(description="As the parameter of that name.", examples=["npy"])] = None
+    dtype: Annotated[DTypeName | None, Field(description="As the parameter of that name.", examples=["float16"])] = None
 
 
 class SafetensorsQuery(NoQuery):
     """Which tensors of a model, and as what."""
 
     name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
-    dtype: Annotated[DTypeName, Field(description="Type of every weight; stored: the file's own.")] = "float32"
+    dtype: Annotated[
+        DTypeName, Field(description="Type of every weight; stored: the file's own.", examples=["float16"])
+    ] = "float32"
 
 
 class MetadataQuery(NoQuery):
     """Which keys, and how much of their arrays."""
 
     prefix: Annotated[str, Field(description="Only keys that begin so.", examples=["general."])] = ""
-    items: Annotated[_Natural, Field(ge=0, le=10_000, description="Elements to show of each array.")] = 8
+    items: Annotated[
+        int, Field(ge=0, le=10_000, description="Elements to show of each array.", examples=[3]), _PLAIN_DIGITS
+    ] = 8
 
 
 class KeyQuery(NoQuery):
     """Which part of an array."""
 
     slice: Annotated[
-        str | None, Field(description="A slice of an array: start:stop:step as in numpy.", examples=["0:100", "-5:"])
+        _Part | None, Field(description="A slice of an array: start:stop:step as in numpy.", examples=["0:100", "-5:"])
     ] = None
 
 
@@ -133,7 +157,11 @@ class TensorsQuery(NoQuery):
 
     name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
     type: Annotated[str | None, Field(description="Name or id of a type.", examples=["Q4_K", "12"])] = None
-    limit: Annotated[_Natural, Field(ge=1, le=10_000, description="Most tensors in one answer.")] = 1_000
+    limit: Annotated[
+        int, Field(ge=1, le=10_000, description="Most tensors in one answer.", examples=[10]), _PLAIN_DIGITS
+    ] = 1_000
     cursor: Annotated[
-        _Natural, Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.")
+        int,
+        Field(ge=0, lt=1 << 31, description="Where to go on: from the next link of an answer before.", examples=[10]),
+        _PLAIN_DIGITS,
     ] = 0

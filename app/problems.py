@@ -9,11 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from app.errors import Problem
 
 __all__ = ["add_problem_handlers", "problem_response"]
 
+_METHODS = ("GET", "HEAD", "POST")
 _SHOWN_ERRORS = 5
 _LONGEST_INPUT = 80
 
@@ -46,9 +48,7 @@ def add_problem_handlers(app: FastAPI) -> None:
             return problem_response(Problem("no-such-resource", detail, status=404))
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             detail = f"this path does not take {request.method[:_LONGEST_INPUT]}; the Allow header says what it does."
-            # The router names the methods of one route; what takes GET takes HEAD, by a route of its own.
-            allowed = {*(error.headers or {}).get("Allow", "GET").split(", ")}
-            allow = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+            allow = ", ".join(method for method in _METHODS if _takes(app, request, method))
             return problem_response(Problem("method-not-allowed", detail, status=405), {"Allow": allow})
         slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
         return problem_response(Problem(slug, str(error.detail), status=error.status_code), error.headers)
@@ -57,6 +57,12 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def unexpected(_request: Request, _error: Exception) -> Response:
         detail = "the service failed in a way it should not have; its log has the reason."
         return problem_response(Problem("internal-error", detail, status=500))
+
+
+def _takes(app: FastAPI, request: Request, method: str) -> bool:
+    # The router's own Allow is that of one route: HEAD and POST have routes of their own.
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
 
 
 def _invalid(error: RequestValidationError) -> Problem:

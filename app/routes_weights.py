@@ -15,43 +15,50 @@ from app.gguf import AmbiguousTensor as AmbiguousName
 from app.gguf import NoSuchTensor, Tensor, quoted
 from app.names import name_filter
 from app.negotiation import negotiated_format
-from app.parameters import NamedWeightsQuery, SafetensorsQuery, WeightsBody, WeightsQuery
+from app.openapi import BINARY, CONDITIONS, RANGES, STATE, answers, reply, request_headers
+from app.parameters import NamedWeightsQuery, NoQuery, SafetensorsQuery, WeightsBody, WeightsQuery
 from app.representation import Representation, represent
 from app.respond import respond
-from app.routing import Granted, ModelId, Router, TensorName, answers
+from app.routing import Granted, ModelId, Router, TensorName
 from app.safetensors import represent_safetensors
+from app.schemas import ref
 from app.service import Service
 from app.snapshot import Snapshot
 
 __all__ = ["weights_routes"]
 
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _CONTENT = {
-    "application/octet-stream": _BINARY,
-    "application/x-npy": _BINARY,
-    "application/json": {"schema": {"type": "object"}},
+    "application/octet-stream": BINARY,
+    "application/x-npy": BINARY,
+    "application/json": {"schema": ref("Weights")},
 }
 _PART = {
-    "application/octet-stream": _BINARY,
-    "application/x-npy": _BINARY,
-    "multipart/byteranges": _BINARY,
+    "application/octet-stream": BINARY,
+    "application/x-npy": BINARY,
+    "multipart/byteranges": BINARY,
 }
+_FILE = {"application/octet-stream": BINARY}
+_FILE_PART = {"application/octet-stream": BINARY, "multipart/byteranges": BINARY}
+_HEADERS = (*STATE, "Accept-Ranges", "Content-Disposition", "Content-Length")
+_TENSOR = (*_HEADERS, "Vary", "X-Tensor-Dtype", "X-Tensor-Shape", "X-Tensor-Type")
+_SAME = reply("The client has this state.", None, *STATE)
 _WEIGHTS = answers(
-    *(400, 404, 406, 409, 412, 413, 416, 422, 503),
-    s200={"description": "The weights.", "content": _CONTENT},
-    s206={"description": "The byte ranges asked for.", "content": _PART},
-    s304={"description": "The client has this state."},
+    *(404, 406, 409, 412, 416, 422),
+    s200=reply("The weights.", _CONTENT, *_TENSOR),
+    s206=reply("The byte ranges asked for.", _PART, *_TENSOR, "Content-Range"),
+    s304=_SAME,
 )
-_POSTED = answers(*(400, 404, 406, 409, 412, 413, 422, 503), s200={"description": "The weights.", "content": _CONTENT})
+_POSTED = answers(*(404, 406, 409, 412, 422), s200=reply("The weights.", _CONTENT, *_TENSOR))
 _SAFETENSORS = answers(
-    *(400, 404, 409, 412, 416, 422, 503),
-    s200={"description": "A safetensors file.", "content": {"application/octet-stream": _BINARY}},
-    s206={"description": "The byte ranges asked for.", "content": _PART},
-    s304={"description": "The client has this state."},
+    *(404, 409, 412, 416, 422),
+    s200=reply("A safetensors file.", _FILE, *_HEADERS),
+    s206=reply("The byte ranges asked for.", _FILE_PART, *_HEADERS, "Content-Range"),
+    s304=_SAME,
 )
-_BODY = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": WeightsBody.model_json_schema()}}}
-}
+_BODY = {"required": True, "content": {"application/json": {"schema": ref("WeightsBody")}}}
+_HEEDS = (*CONDITIONS, *RANGES)
+# 304 and ranges are for GET (RFC 9110, 13.1.2 and 14.2).
+_HEEDS_POSTED = ("Accept", "If-Match", "If-Unmodified-Since")
 
 
 def weights_routes(service: Service) -> Router:
@@ -89,27 +96,34 @@ def weights_routes(service: Service) -> Router:
 
         return await answered(request, model_id, grant, make, vary=vary)
 
-    @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS)
+    @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data(
         request: Request, model: ModelId, grant: Granted, tensor: TensorName, query: Annotated[WeightsQuery, Query()]
     ) -> Response:
         """Weights of a tensor, decoded."""
         return await weights(request, model, grant, tensor, query)
 
-    @router.read("/v1/data", _WEIGHTS)
+    @router.read("/v1/data", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data_by_parameters(
         request: Request, grant: Granted, query: Annotated[NamedWeightsQuery, Query()]
     ) -> Response:
         """Weights of a tensor, with its names as parameters."""
         return await weights(request, _bytes(query.model), grant, _bytes(query.tensor), query)
 
-    @router.post("/v1/models/{model}/-/data/{tensor}", responses=_POSTED, openapi_extra=_BODY)
-    async def posted(request: Request, model: ModelId, grant: Granted, tensor: TensorName) -> Response:
+    @router.post(
+        "/v1/models/{model}/-/data/{tensor}",
+        responses=_POSTED,
+        tags=["weights"],
+        openapi_extra={"requestBody": _BODY, **request_headers(_HEEDS_POSTED)},
+    )
+    async def posted(
+        request: Request, model: ModelId, grant: Granted, tensor: TensorName, _: Annotated[NoQuery, Query()]
+    ) -> Response:
         """Weights of a tensor, by a selection that is too long for a URL."""
         query = await anyio.to_thread.run_sync(_parsed, await request.body())
         return await weights(request, model, grant, tensor, query)
 
-    @router.read("/v1/models/{model}/-/safetensors", _SAFETENSORS)
+    @router.read("/v1/models/{model}/-/safetensors", _SAFETENSORS, tag="weights", heeds=_HEEDS)
     async def safetensors(
         request: Request, model: ModelId, grant: Granted, query: Annotated[SafetensorsQuery, Query()]
     ) -> Response:

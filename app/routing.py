@@ -1,6 +1,6 @@
-"""What all routes share: names in paths, GET with HEAD, the answers that the API description lists."""
+"""What all routes share: names in paths, and GET with HEAD."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,17 +13,24 @@ from starlette.responses import Response
 from app.auth import Grant, grant_of
 from app.names import decode_segment, query_pairs
 from app.observe import note_names
+from app.openapi import Answers, request_headers
 
-__all__ = ["Answers", "Granted", "Key", "ModelId", "Router", "TensorName", "answers", "json_response"]
+__all__ = ["Granted", "Key", "ModelId", "Router", "TensorName", "json_response"]
 
 # A name in a path: any bytes, percent-encoded.
 _DECODED = BeforeValidator(decode_segment)
-_STRING = WithJsonSchema({"type": "string"})
+_SLASHES = "Percent-encoded bytes; a / in it may be sent as it is or as %2F."
+
+
+def _text(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example]})
+
+
 ModelId = Annotated[
-    bytes, Path(description="Model id: its path below the root, without .gguf.", examples=["demo"]), _DECODED, _STRING
+    bytes, Path(description=f"Model id: its path below the root, without .gguf. {_SLASHES}"), _DECODED, _text("demo")
 ]
-TensorName = Annotated[bytes, Path(description="Tensor name.", examples=["blk.0.attn_q.weight"]), _DECODED, _STRING]
-Key = Annotated[bytes, Path(description="Metadata key.", examples=["general.architecture"]), _DECODED, _STRING]
+TensorName = Annotated[bytes, Path(description=f"Tensor name. {_SLASHES}"), _DECODED, _text("blk.0.attn_q.weight")]
+Key = Annotated[bytes, Path(description=f"Metadata key. {_SLASHES}"), _DECODED, _text("tokenizer.ggml.tokens")]
 
 
 async def _grant(request: Request) -> Grant:
@@ -32,16 +39,6 @@ async def _grant(request: Request) -> Grant:
 
 Granted = Annotated[Grant, Depends(_grant)]
 
-Answers = dict[int | str, dict[str, Any]]
-_PROBLEM = {"application/problem+json": {"schema": {"type": "object"}}}
-
-
-def answers(*problems: int, **described: dict[str, Any]) -> Answers:
-    """The answers of a route for its API description: problem statuses, and ``s200=…`` for others."""
-    listed: Answers = {int(status[1:]): answer for status, answer in described.items()}
-    listed |= {status: {"description": "A problem document (RFC 9457).", "content": _PROBLEM} for status in problems}
-    return listed
-
 
 class Router(APIRouter):
     """A router whose GET routes take HEAD, too, and whose queries keep bytes that are no UTF-8."""
@@ -49,11 +46,14 @@ class Router(APIRouter):
     def __init__(self) -> None:
         super().__init__(default_response_class=Response, route_class=_Route)
 
-    def read(self, path: str, responses: Answers) -> Callable[[Callable[..., Any]], None]:
-        """Register an endpoint for GET and HEAD."""
+    def read(
+        self, path: str, responses: Answers, *, tag: str, heeds: Iterable[str] = ()
+    ) -> Callable[[Callable[..., Any]], None]:
+        """Register an endpoint for GET and HEAD; ``heeds`` are the headers of requests that it looks at."""
+        extra = request_headers(heeds)
 
         def register(endpoint: Callable[..., Any]) -> None:
-            self.add_api_route(path, endpoint, methods=["GET"], responses=responses)
+            self.add_api_route(path, endpoint, methods=["GET"], responses=responses, tags=[tag], openapi_extra=extra)
             # HEAD runs the same endpoint; the server leaves the body out.
             self.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 

@@ -1,6 +1,7 @@
 """The application: routes, middleware and error handlers around one service."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -10,11 +11,12 @@ from starlette.middleware.errors import ServerErrorMiddleware
 
 from app.auth import Authenticate, Keys
 from app.cors import CrossOrigin
-from app.limits import RequestRules
+from app.limits import PROBES, RequestRules
 from app.logs import log_request
 from app.metrics import metrics_router
 from app.names import NameSegments
 from app.observe import Observe
+from app.openapi import DESCRIPTION, describe, operation_id
 from app.problems import add_problem_handlers
 from app.routes import routes
 from app.routes_weights import weights_routes
@@ -22,6 +24,8 @@ from app.service import Service
 from app.settings import Settings, listed
 
 __all__ = ["create_app"]
+
+_SWITCH_SECONDS = 0.001
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -32,6 +36,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Decoding threads hold the interpreter for up to this long when the event loop wants it (5 ms unless set).
+        sys.setswitchinterval(_SWITCH_SECONDS)
         service.look_around()
         tidying = asyncio.create_task(service.tidy())
         try:
@@ -44,6 +50,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         title="tensortap",
         summary="What is inside GGUF files: metadata, tensor lists, and any rows of any tensor.",
         version=version("tensortap"),
+        description=DESCRIPTION,
+        generate_unique_id_function=operation_id,
         lifespan=lifespan,
         redirect_slashes=False,
     )
@@ -53,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     metrics = service.metrics
     if metrics is not None:
         app.include_router(metrics_router(metrics))
+    describe(app, keys=keys is not None, open_paths=PROBES | {"/metrics"} if settings.metrics_open else PROBES)
     add_problem_handlers(app)
     # The last one added comes first.
     app.add_middleware(Authenticate, keys=keys, metrics_open=settings.metrics_open)
