@@ -15,6 +15,7 @@ from app.gguf import AmbiguousTensor as AmbiguousName
 from app.gguf import NoSuchTensor, Tensor, quoted
 from app.names import name_filter
 from app.negotiation import negotiated_format
+from app.observe import record_of
 from app.openapi import BINARY, CONDITIONS, RANGES, STATE, answers, reply, request_headers
 from app.parameters import NamedWeightsQuery, NoQuery, SafetensorsQuery, WeightsBody, WeightsQuery
 from app.representation import Representation, represent
@@ -121,6 +122,7 @@ def weights_routes(service: Service) -> Router:
     ) -> Response:
         """Weights of a tensor, by a selection that is too long for a URL."""
         query = await anyio.to_thread.run_sync(_parsed, await request.body())
+        record_of(request.scope).selection = _summary(query)
         return await weights(request, model, grant, tensor, query)
 
     @router.read("/v1/models/{model}/-/safetensors", _SAFETENSORS, tag="weights", heeds=_HEEDS)
@@ -144,6 +146,13 @@ def _parsed(body: bytes) -> WeightsBody:
         return WeightsBody.model_validate_json(body)
     except ValidationError as error:
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def _summary(query: WeightsBody) -> str | None:
+    """A posted selection for the log: a long list of rows is told by its length."""
+    rows = f"{len(query.rows)} rows" if isinstance(query.rows, list) else query.rows
+    given = {"rows": rows, "cols": query.cols, "slice": query.slice}
+    return "&".join(f"{name}={value}" for name, value in given.items() if value is not None) or None
 
 
 def _found(snapshot: Snapshot, name: bytes) -> Tensor:

@@ -43,8 +43,13 @@ class Volume:
     """
 
     def __init__(self, root: Path, *, outside_symlinks: bool = False) -> None:
-        self.root = os.path.realpath(os.fsencode(root))
+        self._path = os.fsencode(os.path.abspath(root))
         self._outside_symlinks = outside_symlinks
+
+    @property
+    def root(self) -> bytes:
+        """The real path of the folder now: where the root is a link, it may be switched while the service runs."""
+        return os.path.realpath(self._path)
 
     def readable(self) -> bool:
         """Whether the root is a folder that can be listed now."""
@@ -62,10 +67,11 @@ class Volume:
         names = model_id.split(b"/")
         if len(model_id) > _LONGEST_ID or b"\0" in model_id or any(name in _NO_NAMES for name in names):
             return None
-        path = os.path.join(self.root, model_id)
-        if real := self._real_file(path + _SUFFIX):
+        root = self.root
+        path = os.path.join(root, model_id)
+        if real := self._real_file(root, path + _SUFFIX):
             return Found(model_id, (real,))
-        if _is_model_name(names[-1]) and (real := self._real_file(path)):
+        if _is_model_name(names[-1]) and (real := self._real_file(root, path)):
             return Found(model_id[: -len(_SUFFIX)], (real,))
         folder, stem = os.path.split(path)
         try:
@@ -73,7 +79,7 @@ class Volume:
         except OSError:
             return None
         parts = [name for name in siblings if (part := split_name(name)) and part.stem == stem]
-        real_files = {name: real for name in parts if (real := self._real_file(os.path.join(folder, name)))}
+        real_files = {name: real for name in parts if (real := self._real_file(root, os.path.join(folder, name)))}
         best = _best_set(real_files, stem)
         return _found_set(model_id, stem, *best, real_files) if best else None
 
@@ -83,7 +89,8 @@ class Volume:
         Links to folders inside the root are not followed: their models are found where they lie.
         """
         seen: set[tuple[int, int]] = set()
-        folders = [self.root]
+        root = self.root
+        folders = [root]
         while folders:
             folder = folders.pop()
             try:
@@ -97,7 +104,7 @@ class Volume:
             seen.add((status.st_dev, status.st_ino))
             below = [entry.path for entry in listed if self._is_followed_folder(entry)]
             folders += reversed(below)
-            yield from self._models_in(folder, [entry for entry in listed if _is_model_name(entry.name)])
+            yield from self._models_in(root, folder, [entry for entry in listed if _is_model_name(entry.name)])
 
     def _is_followed_folder(self, entry: os.DirEntry[bytes]) -> bool:
         try:
@@ -105,13 +112,13 @@ class Volume:
         except OSError:
             return False
 
-    def _models_in(self, folder: bytes, entries: list[os.DirEntry[bytes]]) -> list[Found]:
-        prefix = folder[len(self.root) :].lstrip(b"/") + b"/" if folder != self.root else b""
+    def _models_in(self, root: bytes, folder: bytes, entries: list[os.DirEntry[bytes]]) -> list[Found]:
+        prefix = folder[len(root) :].lstrip(b"/") + b"/" if folder != root else b""
         # The kind of an entry comes with the listing: a network mount is asked nothing more about plain files.
         real_files = {
             entry.name: real
             for entry in entries
-            if (real := entry.path if entry.is_file(follow_symlinks=False) else self._real_file(entry.path))
+            if (real := entry.path if entry.is_file(follow_symlinks=False) else self._real_file(root, entry.path))
         }
         plain = set(real_files)
         sets: dict[bytes, list[bytes]] = defaultdict(list)
@@ -127,7 +134,7 @@ class Volume:
         found += (Found(prefix + name[: -len(_SUFFIX)], (real_files[name],)) for name in plain)
         return sorted(found, key=lambda one: one.model_id)
 
-    def _real_file(self, path: bytes) -> bytes | None:
+    def _real_file(self, root: bytes, path: bytes) -> bytes | None:
         """The real path of a regular file that may be served, else None."""
         try:
             real = os.path.realpath(path, strict=True)
@@ -135,7 +142,7 @@ class Volume:
                 return None
         except OSError:
             return None
-        inside = real.startswith(self.root.rstrip(b"/") + b"/")
+        inside = real.startswith(root.rstrip(b"/") + b"/")
         return real if inside or self._outside_symlinks else None
 
 

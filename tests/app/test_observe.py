@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.observe import Observe, RequestRecord, note_names, record_of
-from tests.app.conftest import Face
+from tests.app.conftest import Face, Serve
+from tests.builder import base
 
 Steps = Callable[[Scope, Send], Awaitable[None]]
 
@@ -263,3 +265,10 @@ def test_a_fault_of_ours_is_answered_with_its_id_and_recorded_once(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "tensortap.access"]
     assert "request_id=me" in line
     assert "status=500 " in line
+
+
+def test_a_posted_selection_is_told_by_its_length(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    face = serve(base())
+    with caplog.at_level(logging.INFO, "tensortap.access"):
+        face.post("/v1/models/m/-/data/w", {"rows": [0, 1, "0:1"], "cols": "0:2"})
+    assert 'selection="rows=3 rows&cols=0:2"' in caplog.text
