@@ -24,6 +24,8 @@ __all__ = ["Catalogue", "Listed", "no_such_model"]
 # Headers of open models may hold large vocabularies; past this, the models used longest ago are closed.
 _MOST_HEADER_BYTES = 256 << 20
 
+_VERBS = frozenset({b"metadata", b"tensors", b"data", b"safetensors"})
+
 _P = TypeVar("_P", bound=Problem)
 
 
@@ -180,7 +182,7 @@ class Catalogue:
         if found is None:
             if not self.volume.readable():
                 raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
-            raise no_such_model()
+            raise no_such_model(model_id)
         try:
             snapshot = _opened(found)
         except Unreadable as problem:
@@ -239,9 +241,12 @@ class Catalogue:
         return listed
 
 
-def no_such_model() -> NotFound:
+def no_such_model(model_id: bytes) -> NotFound:
     """The answer to an id that names no model, or none that whoever asks may see: the two must not differ."""
-    return NotFound("no-such-model", "no model of that id lies on the volume; /v1/models lists all.")
+    detail = "no model of that id lies on the volume; /v1/models lists all."
+    if not _VERBS.isdisjoint(model_id.split(b"/")):
+        detail += " An id ends at /-/, as in /v1/models/demo/-/tensors."
+    return NotFound("no-such-model", detail)
 
 
 def _identities(found: Found | None) -> tuple[FileIdentity, ...]:
@@ -277,6 +282,6 @@ def _opened(found: Found) -> Snapshot:
     except PermissionError as error:
         raise Unreadable("unreadable-model", "the service has no permission to read the file.") from error
     except FileNotFoundError as error:
-        raise no_such_model() from error
+        raise no_such_model(found.model_id) from error
     except OSError as error:
         raise Unavailable("volume-error", f"opening the file failed: {error.strerror or error}. Try again.") from error

@@ -91,6 +91,8 @@ def _check_model(paths: tuple[bytes, ...]) -> bool:
         snapshot = Snapshot.open(b"", [os.path.realpath(path) for path in paths])
     except (GGUFError, OSError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        if os.path.isdir(paths[0]):
+            reason = "a folder: give its files, as FOLDER/*.gguf"
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which part of a split set
         click.echo(f"{shown}: {reason}{notes}", err=True)
         return False

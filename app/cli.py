@@ -64,7 +64,7 @@ def settings() -> None:
         value = getattr(now, name)
         default = field.get_default(call_default_factory=True)
         if name == "cache_bytes" and value is None:
-            value = f"unset: {now.cache_budget}"
+            value = f"unset, which is {now.cache_budget}"
         click.echo(f"{ENV_PREFIX}{name.upper()}  --{name.replace('_', '-')}")
         click.echo(f"    {field.description}")
         click.echo(f"    default {'unset' if default is None else default}, now {'unset' if value is None else value}")
@@ -80,6 +80,10 @@ def check(files: tuple[str, ...]) -> None:
 
 
 def _settings(flags: Iterable[str], program: str) -> Settings:
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name in sorted(os.environ):
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            click.echo(f"warning: {name} is no setting; `python -m app settings` prints them all", err=True)
     try:
         return Settings(_cli_parse_args=list(flags), _cli_prog_name=program, _cli_kebab_case=True)  # type: ignore[call-arg]
     except ValidationError as error:

@@ -17,6 +17,8 @@ from app.errors import ModelChanged, RangeNotSatisfiable
 __all__ = ["Answer", "Validators", "answer", "is_not_modified"]
 
 _MOST_RANGES = 16
+# The first and the last second that a date can name; file systems go beyond both.
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class Validators:
 
     @property
     def modified(self) -> datetime:
-        """The time of the last modification, in whole seconds as HTTP has them."""
-        return datetime.fromtimestamp(self.modified_ns // 1_000_000_000, UTC)
+        """The time of the last modification, in whole seconds of the years 1 to 9999, as HTTP has them."""
+        seconds = self.modified_ns // 1_000_000_000
+        return datetime.fromtimestamp(min(max(seconds, _FIRST_SECOND), _LAST_SECOND), UTC)
 
     def headers(self) -> dict[str, str]:
         """The ETag and Last-Modified headers."""
@@ -57,11 +60,11 @@ def is_not_modified(headers: Mapping[str, str], validators: Validators) -> bool:
     if (wanted := headers.get("if-match")) is not None:
         if not parse_etags(wanted).contains(tag):
             raise ModelChanged(validators.etag)
-    elif (date := parse_date(headers.get("if-unmodified-since"))) is not None and validators.modified > date:
+    elif (date := _date(headers.get("if-unmodified-since"))) is not None and validators.modified > date:
         raise ModelChanged(validators.etag)
     if (known := headers.get("if-none-match")) is not None:
         return parse_etags(known).contains_weak(tag)
-    date = parse_date(headers.get("if-modified-since"))
+    date = _date(headers.get("if-modified-since"))
     return date is not None and validators.modified <= date
 
 
@@ -120,7 +123,18 @@ def _is_of_this_state(headers: Mapping[str, str], validators: Validators) -> boo
     """Whether there is no If-Range, or it holds: a range continues what the client has."""
     if "if-range" not in headers:
         return True
-    if_range = parse_if_range_header(headers["if-range"])
+    try:
+        if_range = parse_if_range_header(headers["if-range"])
+    except OverflowError:  # a date beyond all calendars
+        return False
     if if_range.etag is not None:
         return f'"{if_range.etag}"' == validators.etag and not headers["if-range"].lstrip().startswith("W/")
     return if_range.date is not None and if_range.date == validators.modified
+
+
+def _date(value: str | None) -> datetime | None:
+    """The time in a header, or None for what is no time, which is then ignored (RFC 9110, 13.1.3)."""
+    try:
+        return parse_date(value)
+    except OverflowError:  # numbers of any length that no calendar has
+        return None

@@ -66,7 +66,7 @@ class RequestRules:
             return TooLarge(
                 "url-too-long",
                 f"a path and query of {size} bytes are over the limit of {self._url_limit}: "
-                "ask in several requests, with slices instead of lists where rows follow each other.",
+                "post the selection as JSON, or use slices instead of lists where rows follow each other.",
                 status=414,
                 limit=self._url_limit,
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio.to_thread
 from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.responses import Response
@@ -38,6 +38,7 @@ class Metrics:
     """
 
     def __init__(self, cache: WindowCache) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # times at which counters were made say nothing here
         self._cache = cache
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._folder = Path(folder) if folder else None

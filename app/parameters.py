@@ -37,6 +37,16 @@ def _only_digits(value: object) -> object:
     return value
 
 
+def _bounded_rows(value: object) -> object:
+    """Refuse what is too long or bad at once: pydantic alone would keep two errors for each member of a list."""
+    count = value.count(",") + 1 if isinstance(value, str) else len(value) if isinstance(value, list) else 0
+    if count > MOST_ROWS:
+        raise PydanticCustomError("long_list", f"expected at most {MOST_ROWS} rows and slices, not {count}")
+    if isinstance(value, list) and not {int, str}.issuperset(map(type, value)):
+        raise PydanticCustomError("bad_list", "expected integers of at most 19 digits, and slices")
+    return value
+
+
 # It comes after the bounds of an annotation: pydantic would not put those into the schema else.
 _PLAIN_DIGITS = BeforeValidator(_only_digits)
 
@@ -114,6 +124,7 @@ class WeightsBody(NoQuery):
     rows: Annotated[
         Annotated[list[int | _Part], Field(max_length=MOST_ROWS)] | _Parts | int | None,
         Field(description="Rows: a list of integers and slices, or one of them.", examples=[[3, 7, "10:20"]]),
+        BeforeValidator(_bounded_rows),
     ] = None
     cols: Annotated[
         _Part | int | None, Field(description="Weights of each row: one integer or slice.", examples=["0:64"])
@@ -130,6 +141,7 @@ class SafetensorsQuery(NoQuery):
     """Which tensors of a model, and as what."""
 
     name: Annotated[str | None, Field(description="Glob of names: * ? [abc].", examples=["blk.0.*"])] = None
+    exclude: Annotated[str | None, Field(description="Glob of names to leave out.", examples=["token_embd.*"])] = None
     dtype: Annotated[
         DTypeName, Field(description="Type of every weight; stored: the file's own.", examples=["float16"])
     ] = "float32"

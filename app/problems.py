@@ -1,7 +1,7 @@
 """Errors on the wire: application/problem+json (RFC 9457) for all that goes wrong, the framework's own included."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -66,19 +66,37 @@ def _takes(app: FastAPI, request: Request, method: str) -> bool:
 
 
 def _invalid(error: RequestValidationError) -> Problem:
-    errors = error.errors()
-    sentences = [_sentence(one) for one in errors[:_SHOWN_ERRORS]]
-    if len(errors) > _SHOWN_ERRORS:
-        sentences.append(f"and {len(errors) - _SHOWN_ERRORS} more")
+    # A value that may be of several types has an error for each: told as one.
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in error.errors():
+        by_name.setdefault(_place(one["loc"]), []).append(one)
+    sentences = [_sentence(name, same) for name, same in [*by_name.items()][:_SHOWN_ERRORS]]
+    if len(by_name) > _SHOWN_ERRORS:
+        sentences.append(f"and {len(by_name) - _SHOWN_ERRORS} more")
     return Problem("bad-parameter", "; ".join(sentences) + ".", status=400)
 
 
-def _sentence(error: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in error["loc"][1:])[:_LONGEST_INPUT]
-    if error["type"] == "extra_forbidden":
+def _place(loc: Sequence[str | int]) -> str:
+    """Where a value is, as ``rows[3]``: the parameter, or the member of the body, without pydantic's names of types."""
+    _, *path = loc
+    if not path:
+        return "body"
+    places = "".join(f"[{part}]" for part in path[1:] if isinstance(part, int))
+    return f"{path[0]}{places}"[:_LONGEST_INPUT]
+
+
+def _sentence(name: str, errors: Sequence[dict[str, Any]]) -> str:
+    kind = errors[0]["type"]
+    if kind == "extra_forbidden":
         return f"{name!r} is no parameter of this route"
-    if error["type"] == "missing":
+    if kind == "missing":
         return f"the parameter {name!r} is missing"
-    given = repr(error.get("input"))
+    reasons = " or ".join(dict.fromkeys(one["msg"][0].lower() + one["msg"][1:] for one in errors))
+    if name == "body":
+        return f"the body: {reasons}"
+    value = errors[0].get("input")
+    if isinstance(value, (list, dict)):  # a posted one may have millions of members
+        return f"{name}: {reasons}"
+    given = repr(value[: _LONGEST_INPUT + 1] if isinstance(value, str) else value)
     given = given if len(given) <= _LONGEST_INPUT else given[:_LONGEST_INPUT] + "…"
-    return f"{name}={given}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{name}={given}: {reasons}"

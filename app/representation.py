@@ -15,15 +15,15 @@ import numpy as np
 from app.content import Content, Section, content_length
 from app.encoding import DTYPES, as_bytes, converted, npy_header
 from app.errors import BadRequest, TooLarge, Unreadable
-from app.gguf import Tensor
+from app.gguf import Tensor, quoted
 from app.json_text import array_text, empty_array_text
 from app.names import text
-from app.parameters import FormatName, WeightsBody, WeightsQuery
+from app.parameters import DTypeName, FormatName, WeightsBody, WeightsQuery
 from app.selection import Selection, select_all, select_nd, select_rows
 from app.snapshot import Snapshot
 from app.windows import STORED_DTYPES, Source, source
 
-__all__ = ["MEDIA_TYPES", "Representation", "disposition", "etag_of", "represent"]
+__all__ = ["MEDIA_TYPES", "Representation", "disposition", "etag_of", "represent", "weights_as"]
 
 MEDIA_TYPES: dict[FormatName, str] = {
     "raw": "application/octet-stream",
@@ -72,7 +72,12 @@ def represent(
     if format_name == "native":
         return _native(snapshot, tensor, query)
     selection = _select(tensor, query)
-    name, dtype, weights = _weights(snapshot, tensor, query, format_name)
+    name, dtype, weights = weights_as(snapshot, tensor, query.dtype or "float32")
+    if name == "bfloat16" and format_name != "raw":
+        raise BadRequest(
+            "bad-parameter",
+            f"{format_name} has no bfloat16: ask for format=raw, or for dtype=float32, which holds it.",
+        )
     shape = selection.shape
     if format_name == "json":
         _check_json_size(shape, dtype, json_limit)
@@ -115,28 +120,23 @@ def _select(tensor: Tensor, query: Query) -> Selection:
     return select_rows(tensor.n_rows, tensor.row_weights, query.rows, query.cols)
 
 
-def _weights(
-    snapshot: Snapshot, tensor: Tensor, query: Query, format_name: FormatName
-) -> tuple[str, np.dtype[Any], Source]:
-    """The name and the dtype of one answered weight, and the source of the weights."""
-    name: str = query.dtype or "float32"
-    dtype = None
-    if query.dtype == "stored":
-        if tensor.type not in STORED_DTYPES:
-            raise BadRequest(
-                "bad-parameter",
-                f"dtype=stored is for unquantized types; this tensor is {tensor.type_name}: "
-                "ask for format=native to get its blocks.",
-            )
-        name, dtype = STORED_DTYPES[tensor.type]
-    if name == "bfloat16" and format_name != "raw":
+def weights_as(snapshot: Snapshot, tensor: Tensor, dtype: DTypeName) -> tuple[str, np.dtype[Any], Source]:
+    """The name and the dtype of one answered weight, and the source of a readable tensor's weights.
+
+    Raises
+    ------
+    BadRequest
+        ``bad-parameter``: ``stored`` of a quantized type.
+    """
+    if dtype != "stored":
+        return dtype, DTYPES[dtype], source(snapshot, tensor, "decoded")
+    if tensor.type not in STORED_DTYPES:
         raise BadRequest(
             "bad-parameter",
-            f"{format_name} has no bfloat16: ask for format=raw, or for dtype=float32, which holds it.",
+            f"dtype=stored is for unquantized types; {quoted(tensor.name)} is {tensor.type_name}: "
+            "ask for another dtype, or, for its blocks, for format=native.",
         )
-    if dtype is not None:
-        return name, dtype, source(snapshot, tensor, "stored")
-    return name, DTYPES[name], source(snapshot, tensor, "decoded")
+    return *STORED_DTYPES[tensor.type], source(snapshot, tensor, "stored")
 
 
 def _json_content(weights: Source, selection: Selection, dtype: np.dtype[Any], name: str) -> Content:
@@ -165,7 +165,7 @@ def _check_json_size(shape: tuple[int, ...], dtype: np.dtype[Any], limit: int) -
         raise TooLarge(
             "response-too-large",
             f"{size} decoded bytes are over the limit of {limit} for format=json: "
-            "ask for fewer rows at a time, or for raw or npy, which have no limit.",
+            "ask for fewer rows at a time, or for format=raw or npy.",
             limit=limit,
             size=size,
         )

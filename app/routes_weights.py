@@ -1,16 +1,19 @@
 """The routes of weights: rows of one tensor, by path, by parameters or posted; and several tensors as safetensors."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Annotated
 
 import anyio.to_thread
+import orjson
+from anyio import CapacityLimiter
 from fastapi import Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from app.auth import Grant
-from app.errors import AmbiguousTensor, NotFound
+from app.errors import AmbiguousTensor, BadRequest, NotFound
 from app.gguf import AmbiguousTensor as AmbiguousName
 from app.gguf import NoSuchTensor, Tensor, quoted
 from app.names import name_filter
@@ -60,12 +63,15 @@ _BODY = {"required": True, "content": {"application/json": {"schema": ref("Weigh
 _HEEDS = (*CONDITIONS, *RANGES)
 # 304 and ranges are for GET (RFC 9110, 13.1.2 and 14.2).
 _HEEDS_POSTED = ("Accept", "If-Match", "If-Unmodified-Since")
+_BODIES_AT_A_TIME = 2
 
 
 def weights_routes(service: Service) -> Router:
     """The routes, bound to a service."""
     router = Router()
     json_limit = service.settings.json_limit
+    # A body may take many times its size while it is parsed.
+    parsing = CapacityLimiter(_BODIES_AT_A_TIME)
 
     async def answered(
         request: Request,
@@ -74,13 +80,15 @@ def weights_routes(service: Service) -> Router:
         make: Callable[[Snapshot], Representation],
         *,
         vary: tuple[str, ...] = (),
+        long: bool = False,
     ) -> Response:
-        """The response to ``make``'s representation; a snapshot that no response holds is let go of."""
+        """The response to ``make``'s representation; a snapshot that no response holds is let go of.
+
+        ``long``: making it may take long, so it is not for the event loop.
+        """
         snapshot = await service.snapshot(model_id, grant)
         try:
-            # A posted selection may list a million rows: not on the event loop.
-            posted = request.method == "POST"
-            representation = await anyio.to_thread.run_sync(make, snapshot) if posted else make(snapshot)
+            representation = await anyio.to_thread.run_sync(make, snapshot) if long else make(snapshot)
             return respond(request, representation, service, vary=vary)
         except BaseException:
             snapshot.release()
@@ -95,7 +103,8 @@ def weights_routes(service: Service) -> Router:
         def make(snapshot: Snapshot) -> Representation:
             return represent(snapshot, _found(snapshot, name), query, format_name, json_limit=json_limit)
 
-        return await answered(request, model_id, grant, make, vary=vary)
+        # A posted selection may list a million rows.
+        return await answered(request, model_id, grant, make, vary=vary, long=request.method == "POST")
 
     @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data(
@@ -121,7 +130,7 @@ def weights_routes(service: Service) -> Router:
         request: Request, model: ModelId, grant: Granted, tensor: TensorName, _: Annotated[NoQuery, Query()]
     ) -> Response:
         """Weights of a tensor, by a selection that is too long for a URL."""
-        query = await anyio.to_thread.run_sync(_parsed, await request.body())
+        query = await anyio.to_thread.run_sync(_parsed, await request.body(), limiter=parsing)
         record_of(request.scope).selection = _summary(query)
         return await weights(request, model, grant, tensor, query)
 
@@ -132,20 +141,41 @@ def weights_routes(service: Service) -> Router:
         """Tensors of a model as one safetensors file, decoded as it is read."""
 
         def make(snapshot: Snapshot) -> Representation:
-            is_wanted = name_filter(query.name or "*")
-            tensors = (tensor for tensor in snapshot.model.tensors if is_wanted(tensor.name))
+            tensors = _matching(snapshot, query)
             return represent_safetensors(snapshot, tensors, query.dtype)
 
-        return await answered(request, model, grant, make)
+        return await answered(request, model, grant, make, long=True)
 
     return router
 
 
 def _parsed(body: bytes) -> WeightsBody:
+    """The query that a body is.
+
+    What a body may hold is millions of anything, and pydantic keeps each error and a copy of what it is about: the
+    document is cut to what can be right before it is validated.
+    """
     try:
-        return WeightsBody.model_validate_json(body)
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("bad-parameter", f"the body is no JSON document: {error.msg}.") from None
+    if isinstance(document, dict):
+        # One member more than there are is refused as surely as a million.
+        document = dict(islice(document.items(), len(WeightsBody.model_fields) + 1))
+    try:
+        return WeightsBody.model_validate(document)
     except ValidationError as error:
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def _matching(snapshot: Snapshot, query: SafetensorsQuery) -> list[Tensor]:
+    """The tensors that a query names; one that names none is more likely a mistake than a wish."""
+    is_wanted = name_filter("*" if query.name is None else query.name)
+    is_left_out = name_filter(query.exclude) if query.exclude is not None else lambda _: False
+    tensors = [one for one in snapshot.model.tensors if is_wanted(one.name) and not is_left_out(one.name)]
+    if not tensors and (query.name is not None or query.exclude is not None):
+        raise NotFound("no-such-tensor", "no tensor of the model matches; the tensor table has all of them.")
+    return tensors
 
 
 def _summary(query: WeightsBody) -> str | None:

@@ -9,15 +9,14 @@ import json
 from collections.abc import Iterable
 
 from app.content import Content, Section, content_length
-from app.encoding import DTYPES, as_bytes, converted
+from app.encoding import as_bytes, converted
 from app.errors import AmbiguousTensor, BadRequest, Unreadable
 from app.gguf import Tensor, quoted
 from app.names import text
 from app.parameters import DTypeName
-from app.representation import Representation, disposition, etag_of
+from app.representation import Representation, disposition, etag_of, weights_as
 from app.selection import select_all
 from app.snapshot import Snapshot
-from app.windows import STORED_DTYPES, source
 
 __all__ = ["represent_safetensors"]
 
@@ -54,7 +53,7 @@ def represent_safetensors(snapshot: Snapshot, tensors: Iterable[Tensor], dtype: 
         if name in header:
             if name == _RESERVED:
                 raise BadRequest("bad-parameter", f"a safetensors file can have no tensor called {_RESERVED}.")
-            raise AmbiguousTensor(f"two of the tensors are called {quoted(tensor.name)}: leave them out with name=.")
+            raise AmbiguousTensor(f"two of the tensors are called {quoted(tensor.name)}: leave them out with exclude=.")
         section, dtype_name = _section(snapshot, tensor, dtype)
         size = section.n_bytes or 0
         header[name] = {"dtype": _NAMES[dtype_name], "shape": tensor.shape, "data_offsets": [at, at + size]}
@@ -82,21 +81,10 @@ def _section(snapshot: Snapshot, tensor: Tensor, dtype: DTypeName) -> tuple[Sect
     if tensor.fault is not None:
         raise Unreadable(
             tensor.fault.slug,
-            f"{tensor.fault.detail} To have the other tensors, leave this one out with name=.",
+            f"{tensor.fault.detail} To have the other tensors, leave this one out with exclude=.",
             tensor=text(tensor.name),
         )
-    if dtype == "stored":
-        if tensor.type not in STORED_DTYPES:
-            raise BadRequest(
-                "bad-parameter",
-                f"dtype=stored is for unquantized types; {quoted(tensor.name)} is {tensor.type_name}: "
-                "leave it out with name=, or ask for another dtype.",
-            )
-        name, item_dtype = STORED_DTYPES[tensor.type]
-        weights = source(snapshot, tensor, "stored")
-    else:
-        name, item_dtype = dtype, DTYPES[dtype]
-        weights = source(snapshot, tensor, "decoded")
+    name, item_dtype, weights = weights_as(snapshot, tensor, dtype)
     section = Section.of_items(
         weights,
         select_all(tensor.shape),

@@ -155,7 +155,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             "id": _TEXT,
             "href": _HREF,
-            "links": _object("Its listings.", {"metadata": _HREF, "tensors": _HREF}),
+            "links": _object("Its listings.", {"metadata": _HREF, "tensors": _HREF, "safetensors": _HREF}),
             **_SUMMARY,
             "bytes": _described(_COUNT, "Bytes of its files."),
             "files": _list(ref("File")),

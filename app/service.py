@@ -49,7 +49,7 @@ class Service:
         A model that ``grant`` does not allow is a missing one, whatever name leads to it and whatever is wrong with it.
         """
         if not grant.may_mean_allowed(model_id):
-            raise no_such_model()
+            raise no_such_model(model_id)
         snapshot = self.catalogue.recent(model_id)
         if snapshot is None:
             try:
@@ -58,11 +58,11 @@ class Service:
                 if grant.globs is not None:
                     found = await anyio.to_thread.run_sync(self.catalogue.volume.find, model_id)
                     if found is not None and not grant.allows(found.model_id):
-                        raise no_such_model() from None
+                        raise no_such_model(model_id) from None
                 raise
         if not grant.allows(snapshot.model_id):
             snapshot.release()
-            raise no_such_model()
+            raise no_such_model(model_id)
         return snapshot
 
     async def models(self, grant: Grant) -> list[Listed]:
@@ -122,6 +122,6 @@ class Service:
         try:
             models = self._listed()
         except Problem as problem:
-            _log.warning("first look at the volume: %s", problem)
+            _log.warning("first look at the volume %s: %s", self.settings.root, problem)
         else:
-            _log.info("first look at the volume: %d models", len(models))
+            _log.info("first look at the volume %s: models: %d", self.settings.root, len(models))

@@ -20,9 +20,11 @@ from app.parameters import MetadataQuery, TensorsQuery
 from app.selection import parse_slice
 from app.snapshot import Snapshot
 from app.summary import summarize
+from decoders import GGMLType
 
 __all__ = ["key_view", "metadata_view", "model_view", "models_view", "tensor_view", "tensors_view"]
 
+_SHOWN = 40  # characters of a bad value that an error repeats
 _LONGEST_STRING = 64 << 10  # of a string in the list of all keys; one key alone is given whole
 # A header may have 256 MiB of values, and take many times that as JSON: what one answer holds is bounded. The largest
 # vocabularies have some 500,000 merges; the strings of no published header come near 64 MiB.
@@ -67,7 +69,7 @@ def model_view(snapshot: Snapshot) -> bytes:
         {
             **_named("id", model_id),
             "href": model_href(model_id),
-            "links": {verb: href(model_id, verb) for verb in ("metadata", "tensors")},
+            "links": {verb: href(model_id, verb) for verb in ("metadata", "tensors", "safetensors")},
             "architecture": summary.architecture,
             "name": summary.name,
             "parameters": summary.parameters,
@@ -175,6 +177,9 @@ def tensors_view(snapshot: Snapshot, query: TensorsQuery) -> bytes:
         tensors = (tensor for tensor in tensors if is_wanted(tensor.name))
     if query.type is not None:
         wanted = query.type.upper()
+        known = {(tensor.type_name or "").upper() for tensor in snapshot.model.tensors}
+        if not (wanted.isdecimal() or wanted in GGMLType.__members__ or wanted in known):
+            raise BadRequest("bad-parameter", f"type={query.type[:_SHOWN]!r} is no type that ggml has, as Q4_K or 12.")
         tensors = (
             tensor for tensor in tensors if wanted in (str(tensor.type_id), (tensor.type_name or "").upper() or None)
         )

@@ -90,4 +90,5 @@ def _known(type: int) -> GGMLType:  # noqa: A002
     try:
         return GGMLType(type)
     except ValueError:
-        raise UnsupportedType(type, None, f"is unknown; ggml's ids are 0 to {max(GGMLType)}") from None
+        hint = f"a type is a GGMLType, as GGMLType['Q4_K'], or an id from 0 to {max(GGMLType)}"
+        raise UnsupportedType(type, None, f"is unknown; {hint}") from None

@@ -77,6 +77,16 @@ def test_every_route_is_documented() -> None:
     assert served <= documented
 
 
+def test_every_error_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py")]
+    kinds = "Problem|BadRequest|NotFound|TooLarge|Unavailable|Unreadable|Fault|NotAcceptable|__init__"
+    raised = {slug for text in sources for slug in re.findall(rf'(?:{kinds})\(\s*"([a-z]+(?:-[a-z]+)+)"', text)}
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {slug for row in rows for slug in re.findall(r"`([a-z-]+)`", row)}
+    assert len(raised) > 15
+    assert raised <= documented
+
+
 def test_every_command_is_documented() -> None:
     assert all(f"python -m app {name}" in README for name in main.commands)
 

@@ -129,7 +129,7 @@ def test_it_has_every_route_with_its_methods_and_parameters(description: Descrip
         "/v1/models/{model}/-/metadata/{key}": ["slice"],
         "/v1/models/{model}/-/tensors": ["name", "type", "limit", "cursor"],
         "/v1/models/{model}/-/data/{tensor}": ["rows", "cols", "slice", "format", "dtype"],
-        "/v1/models/{model}/-/safetensors": ["name", "dtype"],
+        "/v1/models/{model}/-/safetensors": ["name", "exclude", "dtype"],
         "/v1/data": ["rows", "cols", "slice", "format", "dtype", "model", "tensor"],
     }
     for path, item in document["paths"].items():

@@ -65,7 +65,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
         ("/nothing", 404, "no-such-resource", ["/v1/models", "/docs"]),
         (path_of("m", "data", "twice"), 409, "ambiguous-tensor", ["twice", "2 times"]),
         (f"{W}?format=json&rows=0,1,0,1,0", 413, "response-too-large", ["80", "64", "raw", "fewer rows"]),
-        (f"{W}?rows={'0,' * 40_000}0", 414, "url-too-long", ["limit", "requests"]),
+        (f"{W}?rows={'0,' * 40_000}0", 414, "url-too-long", ["limit", "post the selection"]),
         ("/v1/models/unreadable", 422, "unreadable-model", ["HTML page", "Download"]),
         ("/v1/models/split", 422, "incomplete-split", ["split-00002-of-00002.gguf", "Add"]),
         (path_of("m", "data", "unknown"), 422, "unsupported-type", ["156"]),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import decoders
+from app.conditions import Validators, is_not_modified
 from app.windows import WINDOW_WEIGHTS
 from decoders import GGMLType
 from tests import builder
@@ -212,6 +213,30 @@ def test_if_range_continues_only_the_same_state(client: Face) -> None:
         assert client.get(PATH, headers={"Range": "bytes=0-3", "If-Range": value}).status == status, value
 
 
+@pytest.mark.parametrize(
+    "date", ["Thu, 01 Jan 99999999999999 00:00:00 GMT", "Thu, 01 Jan 1970 00:00:00 +99999999999999"]
+)
+def test_a_date_that_no_calendar_has_is_no_condition(client: Face, date: str) -> None:
+    for path in (PATH, "/v1/models/m"):
+        for header in ("If-Modified-Since", "If-Unmodified-Since"):
+            assert client.get(path, headers={header: date}).status == 200, (path, header)
+    assert client.get(PATH, headers={"Range": "bytes=0-3", "If-Range": date}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("seconds", "date"),
+    [
+        (1 << 60, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (-1, "Wed, 31 Dec 1969 23:59:59 GMT"),
+        (-(1 << 60), "Mon, 01 Jan 0001 00:00:00 GMT"),
+    ],
+)
+def test_any_time_that_a_file_can_have_is_a_date(seconds: int, date: str) -> None:
+    validators = Validators('"x"', seconds * 1_000_000_000)
+    assert validators.headers()["Last-Modified"] == date
+    assert is_not_modified({"if-modified-since": date}, validators)
+
+
 def test_two_services_agree_on_etags(fresh: Face, client: Face) -> None:
     for path in (PATH, f"{PATH}?rows=3&format=npy", "/v1/models/m/-/safetensors", "/v1/models/m"):
         assert fresh.get(path, "HEAD").headers["etag"] == client.get(path, "HEAD").headers["etag"]
@@ -287,7 +312,11 @@ def test_a_gather_decodes_each_window_once(fresh: Face) -> None:
         (b'{"rows":["1:2:0"]}', "bad-selection"),
         (b'{"rows":["x"]}', "bad-selection"),
         (b'{"rows":[99999]}', "selection-out-of-range"),
-        (b'{"rows":[99999999999999999999999999]}', "selection-out-of-range"),
+        (b'{"rows":[9999999999999999999]}', "selection-out-of-range"),
+        (b'{"rows":[99999999999999999999999999]}', "bad-parameter"),
+        (b'{"rows":' + b"9" * 5000 + b"}", "bad-parameter"),
+        (b"[" * 100_000, "bad-parameter"),
+        (b'{"rows":NaN}', "bad-parameter"),
         (b'{"rows":0,"slice":"0"}', "bad-parameter"),
         (b'{"format":"png"}', "bad-parameter"),
     ],
@@ -296,6 +325,26 @@ def test_posted_nonsense_is_refused(client: Face, body: bytes, slug: str) -> Non
     answer = client.post(PATH, body)
     assert answer.status == 400
     assert answer.json["type"] == f"/problems/{slug}"
+    assert len(answer.body) < 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"rows":[' + b"null," * 999_999 + b"null]}", "rows: expected integers of at most 19 digits, and slices."),
+        (b'{"rows":[' + b"{}," * 3_000_000 + b"{}]}", "rows: expected at most 1000000 rows and slices, not 3000001."),
+        (b'{"rows":"' + b"1," * 1_000_000 + b'1"}', "expected at most 1000000 rows and slices, not 1000001."),
+        (
+            b"{" + b",".join(b'"%d":0' % k for k in range(500_000)) + b"}",
+            "'4' is no parameter of this route; and 1 more.",
+        ),
+    ],
+    ids=["bad rows", "too many rows", "too long a text", "unknown members"],
+)
+def test_a_body_of_a_million_errors_is_refused_for_a_few(client: Face, body: bytes, detail: str) -> None:
+    answer = client.post(PATH, body)
+    assert answer.status == 400
+    assert answer.json["detail"].endswith(detail)
     assert len(answer.body) < 1000
 
 

@@ -217,7 +217,10 @@ def test_the_tensor_table_can_be_searched(demo: Face, lines: list[dict[str, Any]
     assert names("name=blk.0.*") == ["blk.0.attn_q.weight", "blk.0.ffn_gate_exps.weight"]
     assert names("name=*.weight&type=F32") == ["token_embd.weight", "output_norm.weight"]
     assert names("type=q4_1") == names("type=3") == ["blk.0.attn_q.weight", "formats.q4_1"]
-    assert names("type=none") == names("name=") == names("name=blk") == names("cursor=9999") == []
+    assert names("type=I32&name=blk.*") == names("name=") == names("name=blk") == names("cursor=9999") == []
+    for unknown in ("none", "Q4_K_M", "", "-1"):
+        assert demo.problem(f"{table}?type={unknown}") == (400, "bad-parameter")
+    assert names("type=99") == []  # an id that a newer ggml may have
     assert names("name=formats.[qi]?_k") == [
         "formats.q2_k",
         "formats.q3_k",
@@ -267,7 +270,7 @@ def crawl(face: Face) -> dict[str, Answer]:
 def test_every_link_leads_to_an_answer(demo: Face, lines: list[dict[str, Any]]) -> None:
     seen = crawl(demo)
     assert {answer.status for answer in seen.values()} == {200}
-    assert len(seen) == 4 + 9 + 2 * len(lines)
+    assert len(seen) == 5 + 9 + 2 * len(lines)
 
 
 def test_every_link_of_a_hostile_volume_leads_to_an_answer_or_its_problem(serve: Serve) -> None:
@@ -289,6 +292,7 @@ def test_every_link_of_a_hostile_volume_leads_to_an_answer_or_its_problem(serve:
     assert refused == {
         "/v1/models/none": 422,
         "/v1/models/one": 422,
+        path_of("faulty", "safetensors"): 422,
         path_of("faulty", "data", "cut"): 422,
         path_of("faulty", "data", "q"): 422,
     }
