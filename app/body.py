@@ -95,6 +95,9 @@ class WeightsResponse(Response):
                     await self._send_stream(gone, send)
         except _ClientLeft:
             record_of(scope).outcome = "client left"
+        except asyncio.CancelledError:
+            # The server ends what still runs when its grace is over. Nobody waits for this task: it may just end.
+            _log.error("aborted an answer of model %r: the service stops", text(self._snapshot.model_id))
         finally:
             gone.stop()
             self._snapshot.release()

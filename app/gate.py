@@ -76,7 +76,7 @@ class StreamGate:
     def _refusal(self) -> Unavailable:
         return Unavailable(
             "overloaded",
-            f"{self._most} streams are running, which is the limit. Try again in a moment, or ask for less at a time: "
-            "answers of up to a window (1 MiB) are no streams.",
+            f"as many streams are running as may at a time: {self._most}. Try again in a moment, or ask for less: "
+            "an answer of up to a window (1 MiB) is no stream.",
             limit=self._most,
         )

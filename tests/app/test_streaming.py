@@ -239,6 +239,9 @@ def test_sigterm_with_a_stuck_reader_stops_in_time(tmp_path: Path) -> None:
         assert time.monotonic() - began < 10
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port))
+        assert not any("Traceback" in line for line in server.log)
+        assert any("aborted an answer of model 'm': the service stops" in line for line in server.log)
+        assert any("outcome=aborted" in line for line in server.log)
 
 
 def test_many_clients_of_one_cold_tensor_all_get_it(tmp_path: Path) -> None:
