@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -91,8 +92,11 @@ class WeightsResponse(Response):
             elif self._length is not None and self._length <= _LARGEST_PASSED:
                 await self._send(self._chunks(gone), send, gone)
             else:
-                async with self._gate:
+                await self._enter(gone)
+                try:
                     await self._send_stream(gone, send)
+                finally:
+                    self._gate.leave()
         except _ClientLeft:
             record_of(scope).outcome = "client left"
         except asyncio.CancelledError:
@@ -101,6 +105,17 @@ class WeightsResponse(Response):
         finally:
             gone.stop()
             self._snapshot.release()
+
+    async def _enter(self, gone: "_Gone") -> None:
+        """Come in at the gate; raises _ClientLeft if the client leaves the queue, where it would keep a place."""
+        entering = asyncio.ensure_future(self._gate.enter())
+        try:
+            await gone.first(entering)
+            entering.result()
+        except BaseException:
+            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
+                self._gate.leave()  # it came in, in the same moment as the end of the wait
+            raise
 
     async def _send_stream(self, gone: "_Gone", send: Send) -> None:
         """Send a body of any length; a text is made to measure it first, and made again if it is too large to keep."""
@@ -235,15 +250,18 @@ class _Gone:
         """The chunk when it is made; raises _ClientLeft if the client leaves before."""
         if not isinstance(chunk, asyncio.Future):
             return chunk
-        if not chunk.done():
-            if self.known or self._task is None:
-                chunk.cancel()
-                raise _ClientLeft
-            await asyncio.wait((chunk, self._task), return_when=asyncio.FIRST_COMPLETED)
-            if not chunk.done():
-                chunk.cancel()
-                raise _ClientLeft
+        await self.first(chunk)
         return chunk.result()
+
+    async def first(self, awaited: asyncio.Future[Any]) -> None:
+        """Wait until something is done; raises _ClientLeft, and cancels it, if the client leaves before."""
+        if awaited.done():
+            return
+        if not (self.known or self._task is None):
+            await asyncio.wait((awaited, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not awaited.done():
+            awaited.cancel()
+            raise _ClientLeft
 
     def stop(self) -> None:
         """Look no more."""

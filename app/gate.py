@@ -6,7 +6,6 @@ however many large ones wait.
 
 import asyncio
 from collections import deque
-from types import TracebackType
 
 from app.errors import Unavailable
 
@@ -14,7 +13,7 @@ __all__ = ["StreamGate"]
 
 
 class StreamGate:
-    """An asynchronous context manager that lets ``most`` streams in.
+    """Lets ``most`` streams in; whoever has entered must leave.
 
     Parameters
     ----------
@@ -38,8 +37,11 @@ class StreamGate:
         """How many streams are inside."""
         return self._open
 
-    async def __aenter__(self) -> None:
-        """Come in, or wait; raises Unavailable (``overloaded``) when that takes too long or too many wait."""
+    async def enter(self) -> None:
+        """Come in, or wait; raises Unavailable (``overloaded``) when that takes too long or too many wait.
+
+        Who is cancelled while waiting has not entered, and leaves the queue.
+        """
         if self._open < self._most:
             self._open += 1
             return
@@ -52,20 +54,15 @@ class StreamGate:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._leave()  # the place came in the same moment as the end of the wait
+                self.leave()  # the place came in the same moment as the end of the wait
             elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 raise self._refusal() from None
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
         """Leave: the place goes to the one who has waited longest."""
-        self._leave()
-
-    def _leave(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

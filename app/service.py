@@ -40,6 +40,7 @@ class Service:
             recheck_seconds=settings.recheck_seconds,
             on_gone=self.cache.drop,
         )
+        self._checks: dict[bytes, asyncio.Future[None]] = {}
         # Listing a large volume for the first time takes long: it must not keep threads from those who ask for a model.
         self._lister = ThreadPoolExecutor(1, thread_name_prefix="list")
 
@@ -50,16 +51,14 @@ class Service:
         """
         if not grant.may_mean_allowed(model_id):
             raise no_such_model(model_id)
-        snapshot = self.catalogue.recent(model_id)
-        if snapshot is None:
-            try:
-                snapshot = await anyio.to_thread.run_sync(self._opened, model_id)
-            except Problem:
-                if grant.globs is not None:
-                    found = await anyio.to_thread.run_sync(self.catalogue.volume.find, model_id)
-                    if found is not None and not grant.allows(found.model_id):
-                        raise no_such_model(model_id) from None
-                raise
+        try:
+            snapshot = await self._present(model_id)
+        except Problem:
+            if grant.globs is not None:
+                found = await anyio.to_thread.run_sync(self.catalogue.volume.find, model_id)
+                if found is not None and not grant.allows(found.model_id):
+                    raise no_such_model(model_id) from None
+            raise
         if not grant.allows(snapshot.model_id):
             snapshot.release()
             raise no_such_model(model_id)
@@ -103,6 +102,30 @@ class Service:
         self._lister.shutdown(cancel_futures=True)
         self.reader.close()
         self.catalogue.close()
+
+    async def _present(self, model_id: bytes) -> Snapshot:
+        """The present snapshot, held for the caller; who comes while another checks the files waits for that one."""
+        while (snapshot := self.catalogue.recent(model_id)) is None:
+            check = self._checks.get(model_id)
+            if check is None:
+                return await self._check(model_id)
+            await asyncio.wait((check,))  # not cancelled with this one of those who wait for it
+            if (problem := check.exception()) is not None:
+                raise problem.with_traceback(None)
+        return snapshot
+
+    async def _check(self, model_id: bytes) -> Snapshot:
+        check = self._checks[model_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await anyio.to_thread.run_sync(self._opened, model_id)
+        except Problem as problem:
+            check.set_exception(problem)
+            check.exception()  # it may be that nobody waits for it
+            raise
+        finally:
+            del self._checks[model_id]
+            if not check.done():
+                check.set_result(None)
 
     def _opened(self, model_id: bytes) -> Snapshot:
         try:

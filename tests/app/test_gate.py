@@ -1,6 +1,7 @@
 """The gate of streams: so many at a time, a short queue, a refusal; and what is small passes by."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ def test_so_many_come_in_and_the_next_waits_for_a_place() -> None:
         release = asyncio.Event()
 
         async def stream(number: int) -> None:
-            async with gate:
-                order.append(number)
-                await release.wait()
+            await gate.enter()
+            order.append(number)
+            await release.wait()
+            gate.leave()
 
         tasks = [asyncio.create_task(stream(number)) for number in range(5)]
         await asyncio.sleep(0.05)
@@ -45,18 +47,19 @@ def test_so_many_come_in_and_the_next_waits_for_a_place() -> None:
 def test_more_than_the_queue_is_refused_at_once_and_the_queue_after_a_while() -> None:
     async def work() -> None:
         gate = StreamGate(1, 1, 0.1)
-        async with gate:
-            waiting = asyncio.create_task(gate.__aenter__())
-            await asyncio.sleep(0.01)
-            with pytest.raises(Unavailable) as refused:
-                await gate.__aenter__()
-            assert refused.value.slug == "overloaded"
-            assert refused.value.headers["Retry-After"]
-            with pytest.raises(Unavailable):
-                await waiting
+        await gate.enter()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable) as refused:
+            await gate.enter()
+        assert refused.value.slug == "overloaded"
+        assert refused.value.headers["Retry-After"]
+        with pytest.raises(Unavailable):
+            await waiting
+        gate.leave()
         assert gate.open == 0
-        async with gate:
-            assert gate.open == 1
+        await gate.enter()
+        assert gate.open == 1
 
     run(work)
 
@@ -64,15 +67,15 @@ def test_more_than_the_queue_is_refused_at_once_and_the_queue_after_a_while() ->
 def test_one_who_gives_up_waiting_takes_no_place() -> None:
     async def work() -> None:
         gate = StreamGate(1, 3, 5)
-        await gate.__aenter__()
-        waiting = [asyncio.create_task(gate.__aenter__()) for _ in range(3)]
+        await gate.enter()
+        waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
         await asyncio.sleep(0.01)
         waiting[0].cancel()
         await asyncio.sleep(0.01)
-        await gate.__aexit__(None, None, None)
+        gate.leave()
         await waiting[1]
         # Given its place and cancelled in the same moment: the place goes on to the next.
-        await gate.__aexit__(None, None, None)
+        gate.leave()
         waiting[2].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         assert gate.open == 0
@@ -99,6 +102,32 @@ def test_an_overloaded_service_refuses_streams_and_serves_the_small(tmp_path: Pa
             if answer.status_code == 200:
                 break
         assert len(answer.content) == 1000 * 4096 * 4
+
+
+def test_a_client_that_leaves_the_queue_keeps_no_place_in_it(tmp_path: Path) -> None:
+    write_f32(tmp_path / "m.gguf", 64, 1.0)
+    path = "/v1/models/m/-/data/w"
+
+    def answer(connection: socket.socket) -> bytes:
+        """The beginning of an answer; nothing while the request waits."""
+        connection.settimeout(0.3)
+        try:
+            return connection.recv(1000)
+        except TimeoutError:
+            return b""
+
+    with (
+        Server(tmp_path, max_streams=1, stream_queue=1, queue_seconds=60) as server,
+        ask(server, path) as inside,
+    ):
+        assert answer(inside).startswith(b"HTTP/1.1 200")
+        with ask(server, path) as waiting:
+            assert answer(waiting) == b""
+        for _ in range(100):
+            with ask(server, path) as next_one:
+                if answer(next_one) == b"":
+                    return
+    pytest.fail("the place in the queue is kept for the one who has left")
 
 
 def test_an_answer_over_its_limit_is_refused_and_ranges_of_it_are_not(serve: Serve) -> None:

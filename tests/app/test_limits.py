@@ -158,6 +158,16 @@ def test_on_the_wire_the_connection_lives_on_after_a_body_that_was_too_large(dem
         assert wire.ask(b"/healthz").status == 200
 
 
+def test_a_client_that_waits_to_send_its_body_is_refused_and_cut(demo_root: Path) -> None:
+    """It sends its next request at once, where a client that does not wait would send the body."""
+    path = b"/v1/models/demo/-/data/formats.q4_k"
+    with Server(demo_root, body_limit=1000) as server, Wire(server.port) as wire:
+        wire.send(b"POST " + path + b" HTTP/1.1\r\nHost: test\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n")
+        refused = wire.answer()
+        assert slug(refused) == (413, "body-too-large")
+        assert refused.headers["connection"] == "close"
+
+
 # Names that would end a header's line, its quotes or its character set.
 NAMES = [
     b"crlf\r\nSet-Cookie: a=b\r\n\r\n<html>",
