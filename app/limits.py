@@ -46,7 +46,7 @@ class RequestRules:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif problem := self._broken_rule(scope):
-            # A connection that is one too many ends with its answer. So does one that waits to be told to send its body:
+            # A connection that is one too many ends with its answer. So does one that waits to be told to send a body:
             # it may send its next request instead, which would be taken for the body.
             waits = any(name == b"expect" for name, _ in scope["headers"])
             headers = {"Connection": "close"} if waits or isinstance(problem, Unavailable) else None

@@ -1,7 +1,6 @@
 """The application: routes, middleware and error handlers around one service."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -25,8 +24,6 @@ from app.settings import Settings, listed
 
 __all__ = ["create_app"]
 
-_SWITCH_SECONDS = 0.001
-
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The ASGI application; without settings, as the environment has them. Its service is at ``app.state.service``."""
@@ -36,8 +33,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Decoding threads hold the interpreter for up to this long when the event loop wants it (5 ms unless set).
-        sys.setswitchinterval(_SWITCH_SECONDS)
         service.look_around()
         tidying = asyncio.create_task(service.tidy())
         try:
