@@ -72,6 +72,7 @@ class WeightsResponse(Response):
         self._read_ahead = read_ahead
         self._length = content_length(content)
         self._began = perf_counter()
+        self._over = False
         self._ahead: deque[_Step] = deque()
         self.status_code = status
         self.background = None
@@ -103,6 +104,7 @@ class WeightsResponse(Response):
             # The server ends what still runs when its grace is over. Nobody waits for this task: it may just end.
             _log.error("aborted an answer of model %r: the service stops", text(self._snapshot.model_id))
         finally:
+            self._over = True
             gone.stop()
             self._snapshot.release()
 
@@ -200,7 +202,10 @@ class WeightsResponse(Response):
     def _begun(self, step: "_Step") -> Chunk | asyncio.Future[Chunk]:
         if isinstance(step.element, bytes):
             return step.element
-        return self._reader.chunk(step.element, step.piece, step.start, scan=step.scan)
+        return self._reader.chunk(step.element, step.piece, step.start, scan=step.scan, wanted=self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        return not self._over
 
     async def _landed(self, step: "_Step", gone: "_Gone") -> Chunk:
         # A chunk that was let go of while the client stalled is made again.

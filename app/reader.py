@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
@@ -46,11 +46,14 @@ class Reader:
         self._buffers = Buffers(WINDOW_WEIGHTS, _KEPT_BUFFERS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def chunk(self, section: Section, piece: Piece, start: int, *, scan: bool) -> Chunk | asyncio.Future[Chunk]:
+    def chunk(
+        self, section: Section, piece: Piece, start: int, *, scan: bool, wanted: Callable[[], bool]
+    ) -> Chunk | asyncio.Future[Chunk]:
         """The encoded items of one piece, ``start`` being the position of its first in the section.
 
         At once if its windows are cached and little is left to do, else as a future; a future that is cancelled before
         a thread has taken it up does no work. ``scan`` is for reads larger than the cache, which change nothing in it.
+        ``wanted`` is asked in the thread before each window, since a piece may need many: where it says no, work ends.
         """
         source = section.source
         if _is_quick(section, piece):
@@ -60,7 +63,7 @@ class Reader:
         # The job outlives a client that leaves: it holds the files open on its own account.
         snapshot = source.snapshot.acquire()
         try:
-            job = self._pool.submit(self._make, section, piece, start, scan)
+            job = self._pool.submit(self._make, section, piece, start, scan, wanted)
         except BaseException:
             snapshot.release()
             raise
@@ -85,10 +88,12 @@ class Reader:
             windows[visit.window] = window
         return windows
 
-    def _make(self, section: Section, piece: Piece, start: int, scan: bool) -> Chunk:
+    def _make(self, section: Section, piece: Piece, start: int, scan: bool, wanted: Callable[[], bool]) -> Chunk:
         source = section.source
 
         def window(number: int) -> NDArray[Any]:
+            if not wanted():
+                raise CancelledError
             if source.kind == "native":  # untouched bytes: the system's page cache has them already
                 return source.read(number, self._buffers)
             return self.cache.get(source.key(number), lambda: self._decode(source, number), scan=scan)
