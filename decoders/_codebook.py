@@ -86,4 +86,4 @@ def nvfp4(blocks: Bytes, out: Floats) -> None:
 
 def _look_up(out: Floats, table: Floats, codes: Bytes) -> None:
     """Fill `out` with the values of `codes` (one a byte, in weight order), two at each look-up."""
-    write_rows(out, table, codes.reshape(-1).view("<u2").astype(np.intp))
+    write_rows(out, table, codes.reshape(-1).view("<u2"))

@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _grids
-from ._blocks import Bytes, Floats, field, halves, scale, write_rows
+from ._blocks import Bytes, Floats, Rows, field, halves, scale, write_rows, write_scaled
 
-_HALF, _QUARTER = np.float32(0.5), np.float32(0.25)
+_HALF, _QUARTER, _TWO = np.float32(0.5), np.float32(0.25), np.float32(2)
+_EIGHT = np.uint16(8)
+_BYTE = np.arange(256)[:, None]
+# Every byte's two nibbles, low one first, each with 1/2 added; and its four 2-bit fields, lowest first, times 256.
+_NIBBLES = (_BYTE >> np.array([0, 4]) & 15).astype(np.float32) + _HALF
+_CRUMBS = ((_BYTE >> np.array([0, 2, 4, 6]) & 3) << 8).astype(np.uint16)
 
 
 def iq1_s(blocks: Bytes, out: Floats) -> None:
@@ -30,7 +35,7 @@ def iq1_s(blocks: Bytes, out: Floats) -> None:
     sign = qh >> np.uint16(4) & np.uint16(0x800)
     for k in range(4):
         index[:, :, k] |= (qh >> np.uint16(3 * k) & np.uint16(7)) << np.uint16(8) | sign
-    write_rows(out, _grids.iq1_grid(), index)
+    write_rows(out, _grids.iq1(), index)
     scale(out, halves(blocks, 0)[:, None] * _odd(qh >> np.uint16(12) & np.uint16(7)))
 
 
@@ -42,8 +47,8 @@ def iq1_m(blocks: Bytes, out: Floats) -> None:
     bits are 16 scales s of 3 bits, one for 16 weights: weight = d * (2 s + 1) * (grid ± 1/8).
     """
     index = _widen(field(blocks, 0, 32))
-    index |= _widen(_nibbles(field(blocks, 32, 16))) << 8
-    write_rows(out, _grids.iq1_grid(), index)
+    index |= _widen(_nibbles(field(blocks, 32, 16))) << _EIGHT
+    write_rows(out, _grids.iq1(), index)
 
     packed = field(blocks, 48, 8).view("<u2")
     top = packed >> np.uint16(12) << np.array([0, 4, 8, 12], np.uint16)
@@ -61,8 +66,9 @@ def iq2_xxs(blocks: Bytes, out: Floats) -> None:
     words = field(blocks, 2, 64).view("<u4").reshape(-1, 8, 2)
     index = _widen(np.ascontiguousarray(words[:, :, 0]).view(np.uint8))
     second = np.ascontiguousarray(words[:, :, 1])
-    _signed_rows(out, "iq2_xxs", index, _grids.indexed_signs(), _sign_indices(second))
-    scale(out, _quarter_scales(halves(blocks, 0), second >> np.uint32(28)))
+    index |= _sign_indices(second).reshape(index.shape) << _EIGHT
+    d = halves(blocks, 0)[:, None] * ((second >> np.uint32(28)).astype(np.float32) + _HALF) * _QUARTER
+    write_scaled(out, _rows(_grids.signed("iq2_xxs"), index), d)
 
 
 def iq2_xs(blocks: Bytes, out: Floats) -> None:
@@ -71,9 +77,8 @@ def iq2_xs(blocks: Bytes, out: Floats) -> None:
     Each uint16 is a grid index (9 bits) and a sign index (7 bits) for 8 weights. Nibble i of scales (low
     one first) is the scale s of 16 weights: weight = d * (s + 1/2) / 4 * grid * sign.
     """
-    words = field(blocks, 2, 64).view("<u2").astype(np.intp)
-    _signed_rows(out, "iq2_xs", words & 511, _grids.indexed_signs(), words >> 9)
-    scale(out, _quarter_scales(halves(blocks, 0), _nibbles(field(blocks, 66, 8))))
+    d = _nibble_scales(blocks, 66, 8) * _QUARTER
+    write_scaled(out, _rows(_grids.signed("iq2_xs"), field(blocks, 2, 64).view("<u2")), d)
 
 
 def iq2_s(blocks: Bytes, out: Floats) -> None:
@@ -83,9 +88,10 @@ def iq2_s(blocks: Bytes, out: Floats) -> None:
     8 weights. Scales and formula are those of IQ2_XS.
     """
     index = _widen(field(blocks, 2, 32))
-    index |= _widen(_crumbs(field(blocks, 66, 8))) << 8
-    _signed_rows(out, "iq2_s", index, _grids.signs(), _widen(field(blocks, 34, 32)))
-    scale(out, _quarter_scales(halves(blocks, 0), _nibbles(field(blocks, 74, 8))))
+    index |= np.take(_CRUMBS, field(blocks, 66, 8), axis=0).reshape(index.shape)
+    q = _rows(_grids.rows("iq2_s"), index)
+    _apply_signs(q, _grids.signs(), field(blocks, 34, 32))
+    write_scaled(out, q, _nibble_scales(blocks, 74, 8) * _QUARTER)
 
 
 def iq3_xxs(blocks: Bytes, out: Floats) -> None:
@@ -95,10 +101,10 @@ def iq3_xxs(blocks: Bytes, out: Floats) -> None:
     top, the scale s: weight = d * (s + 1/2) / 2 * grid * sign.
     """
     words = field(blocks, 66, 32).view("<u4")
-    index = _widen(field(blocks, 2, 64))
-    _signed_rows(out, "iq3_xxs", index, _grids.indexed_signs(), _sign_indices(words))
+    q = _rows(_grids.pairs("iq3_xxs"), field(blocks, 2, 64).view("<u2"))
+    _apply_signs(q, _grids.indexed_signs(), _sign_indices(words))
     scales = (words >> np.uint32(28)).astype(np.float32)
-    scale(out, halves(blocks, 0)[:, None] * (scales + _HALF) * _HALF)
+    write_scaled(out, q, halves(blocks, 0)[:, None] * (scales + _HALF) * _HALF)
 
 
 def iq3_s(blocks: Bytes, out: Floats) -> None:
@@ -107,32 +113,38 @@ def iq3_s(blocks: Bytes, out: Floats) -> None:
     Grid index i (4 weights) is qs[i] with bit i of qh above it; signs has a bit for each weight. Nibble i
     of scales (low one first) is the scale s of 32 weights: weight = d * (2 s + 1) * grid * sign.
     """
-    index = _widen(field(blocks, 2, 64))
-    high = np.unpackbits(field(blocks, 66, 8), axis=1, bitorder="little")
-    index |= _widen(high) << 8
-    _signed_rows(out, "iq3_s", index, _grids.signs(), _widen(field(blocks, 74, 32)))
-    scale(out, halves(blocks, 0)[:, None] * _odd(_nibbles(field(blocks, 106, 4))))
+    index = _widen(field(blocks, 2, 64)).reshape(-1)
+    index |= _widen(np.unpackbits(field(blocks, 66, 8).reshape(-1), bitorder="little")) << _EIGHT
+    q = _rows(_grids.rows("iq3_s"), index)
+    _apply_signs(q, _grids.signs(), field(blocks, 74, 32))
+    write_scaled(out, q, _nibble_scales(blocks, 106, 4) * _TWO)
 
 
-def _signed_rows(out: Floats, name: str, index: NDArray[np.intp], signs: Floats, sign_index: NDArray[np.intp]) -> None:
-    """Fill `out` with rows of grid `name`, times the rows of `signs` (8 factors each)."""
-    write_rows(out, _grids.grid(name), index)
-    factors = np.empty_like(out)
-    write_rows(factors, signs, sign_index)
-    np.multiply(out, factors, out=out)
+def _rows(table: Rows, index: NDArray[np.integer[Any]]) -> Rows:
+    """The rows of `table` that `index` names: signed bytes in weight order."""
+    rows = np.empty((index.size, table.shape[1]), np.int8)
+    write_rows(rows, table, index)
+    return rows
 
 
-def _widen(a: Bytes) -> NDArray[np.intp]:
-    """As indices: np.take would convert them at each call."""
-    return a.astype(np.intp)
+def _apply_signs(q: Rows, signs: Rows, index: NDArray[np.integer[Any]]) -> None:
+    """Multiply `q`, in place and in weight order, by the rows of `signs` (8 factors each)."""
+    flat = q.reshape(-1)
+    np.multiply(flat, _rows(signs, index).reshape(-1), out=flat)
 
 
-def _sign_indices(words: NDArray[np.uint32]) -> NDArray[np.intp]:
+def _widen(a: Bytes) -> NDArray[np.uint16]:
+    """As 16-bit numbers, which have room for an index."""
+    return a.astype(np.uint16)
+
+
+def _sign_indices(words: NDArray[np.uint32]) -> NDArray[np.uint16]:
     """The four 7-bit sign indices of each uint32, lowest first."""
-    index = np.empty((*words.shape, 4), np.intp)
-    for k in range(4):
-        index[:, :, k] = words >> np.uint32(7 * k) & np.uint32(127)
-    return index
+    # First two fields of 14 bits to each half of a uint64, then one of 7 bits to each quarter.
+    wide = words.astype("<u8").reshape(-1)
+    wide = wide & np.uint64(0x3FFF) | (wide & np.uint64(0x3FFF << 14)) << np.uint64(18)
+    wide = wide & np.uint64(0x0000007F0000007F) | (wide & np.uint64(0x00003F8000003F80)) << np.uint64(9)
+    return wide.astype("<u8", copy=False).view("<u2")
 
 
 def _nibbles(a: Bytes) -> Bytes:
@@ -140,16 +152,12 @@ def _nibbles(a: Bytes) -> Bytes:
     return np.stack([a & np.uint8(15), a >> np.uint8(4)], axis=-1).reshape(len(a), -1)
 
 
-def _crumbs(a: Bytes) -> Bytes:
-    """The 2-bit fields of each row's bytes, lowest first."""
-    return (a[:, :, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(len(a), -1)
+def _nibble_scales(blocks: Bytes, start: int, size: int) -> Floats:
+    """`d` * (s + 1/2) for each nibble s of bytes start … start + size of every block, (n, 2 * size)."""
+    small: Floats = np.take(_NIBBLES, field(blocks, start, size), axis=0).reshape(-1, 2 * size)
+    return halves(blocks, 0)[:, None] * small
 
 
 def _odd(s: NDArray[np.integer[Any]]) -> Floats:
     """2 s + 1, the odd factor that a small scale stands for."""
-    return np.float32(2) * s.astype(np.float32) + np.float32(1)
-
-
-def _quarter_scales(d: Floats, s: NDArray[np.integer[Any]]) -> Floats:
-    """`d` * (s + 1/2) / 4 for every sub-block, the scales of IQ2."""
-    return d[:, None] * (s.astype(np.float32) + _HALF) * _QUARTER
+    return _TWO * s.astype(np.float32) + np.float32(1)

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._blocks import Bytes, Floats, add_high_bits, field, halves, less, planes, scale, subtract, write_scaled
+from ._blocks import Bytes, Floats, add_high_bits, field, halves, less, planes, subtract, write_scaled
 
 _LOW_FOUR, _LOW_SIX, _FIFTH_AND_SIXTH = np.uint32(0x0F0F0F0F), np.uint32(0x3F3F3F3F), np.uint32(0x30303030)
+_LOW_TWO_OF_8, _LOW_FOUR_OF_8 = np.uint64(0x0303030303030303), np.uint64(0x0F0F0F0F0F0F0F0F)
+_FIFTH_AND_SIXTH_OF_8 = np.uint64(0x3030303030303030)
+_TWO, _NIBBLES = np.uint32(2), np.array([[0], [4]], np.uint32)
 
 
 def q2_k(blocks: Bytes, out: Floats) -> None:
@@ -36,15 +39,9 @@ def q3_k(blocks: Bytes, out: Floats) -> None:
     The low four bits of scale s are a nibble of byte s % 8 (the high one from s = 8 on), the upper two are
     bits 2 (s // 4) … of byte 8 + s % 4.
     """
-    scales = planes(field(blocks, 96, 8), 8, 4).reshape(-1, 4, 4)
-    high = field(blocks, 104, 4).view(np.uint32)  # four bytes, taken together
-    for k in range(4):
-        scales[:, k] |= (high >> np.uint32(2 * k) << np.uint32(4) & _FIFTH_AND_SIXTH).view(np.uint8)
-    signed = scales.reshape(-1, 16).view(np.int8) - np.int8(32)
-
     q = planes(field(blocks, 32, 64), 32, 2)
     add_high_bits(q, planes(field(blocks, 0, 32), 32, 1), 2)
-    write_scaled(out, less(q, 4), _times(halves(blocks, 108), signed))
+    write_scaled(out, less(q, 4), _times(halves(blocks, 108), _q3_scales(field(blocks, 96, 12))))
 
 
 def q4_k(blocks: Bytes, out: Floats) -> None:
@@ -54,9 +51,9 @@ def q4_k(blocks: Bytes, out: Floats) -> None:
     weight = (d * scale) * nibble - dmin * minimum. Each 32 bytes of qs hold one sub-block in their low
     nibbles and the next one in their high nibbles.
     """
-    scales, minimums = scales_and_minimums(field(blocks, 4, 12))
-    write_scaled(out, planes(field(blocks, 16, 128), 32, 4), _times(halves(blocks, 0), scales))
-    subtract(out, _times(halves(blocks, 2), minimums))
+    d, m = _scaled(blocks)
+    write_scaled(out, planes(field(blocks, 16, 128), 32, 4), d)
+    subtract(out, m)
 
 
 def q5_k(blocks: Bytes, out: Floats) -> None:
@@ -64,11 +61,11 @@ def q5_k(blocks: Bytes, out: Floats) -> None:
 
     As Q4_K, with a fifth bit for each weight: bit s of qh[m] is for weight m of sub-block s.
     """
-    scales, minimums = scales_and_minimums(field(blocks, 4, 12))
     q = planes(field(blocks, 48, 128), 32, 4)
     add_high_bits(q, planes(field(blocks, 16, 32), 32, 1), 4)
-    write_scaled(out, q, _times(halves(blocks, 0), scales))
-    subtract(out, _times(halves(blocks, 2), minimums))
+    d, m = _scaled(blocks)
+    write_scaled(out, q, d)
+    subtract(out, m)
 
 
 def q6_k(blocks: Bytes, out: Floats) -> None:
@@ -85,28 +82,44 @@ def q6_k(blocks: Bytes, out: Floats) -> None:
 def q8_k(blocks: Bytes, out: Floats) -> None:
     """Q8_K (`block_q8_K`): float32 d, 256 signed bytes, 16 int16 sums (not needed); weight = d * q."""
     d = field(blocks, 0, 4).view("<f4").astype(np.float32, copy=False)
-    np.copyto(out, blocks[:, 4:260].view(np.int8))
-    scale(out, d)
+    write_scaled(out, blocks[:, 4:260].view(np.int8), d)
 
 
-def scales_and_minimums(packed: Bytes) -> tuple[Bytes, Bytes]:
+def scales_and_minimums(packed: Bytes) -> Bytes:
     """The 6-bit scales and minimums of Q4_K and Q5_K (ggml's `get_scale_min_k4`).
 
-    `packed` is contiguous, (n, 12); gives two (n, 8) arrays. Sub-blocks 0-3 have their scale in the low six bits of
-    bytes 0-3 and their minimum in those of bytes 4-7. Sub-blocks 4-7 have the low four bits of both in
-    bytes 8-11 (scale in the low nibble) and the upper two in the top bits of bytes 0-3 and 4-7.
+    `packed` is contiguous, (n, 12); gives (2, n, 8): the scales, then the minimums. Sub-blocks 0-3 have their scale in
+    the low six bits of bytes 0-3 and their minimum in those of bytes 4-7. Sub-blocks 4-7 have the low four bits of
+    both in bytes 8-11 (scale in the low nibble) and the upper two in the top bits of bytes 0-3 and 4-7.
     """
     # Four bytes are taken together; what crosses between them is masked away.
-    words = packed.view(np.uint32)
-    first, second, third = words[:, 0], words[:, 1], words[:, 2]
-    scales, minimums = np.empty((len(words), 2), np.uint32), np.empty((len(words), 2), np.uint32)
-    scales[:, 0] = first & _LOW_SIX
-    scales[:, 1] = third & _LOW_FOUR | first >> np.uint32(2) & _FIFTH_AND_SIXTH
-    minimums[:, 0] = second & _LOW_SIX
-    minimums[:, 1] = third >> np.uint32(4) & _LOW_FOUR | second >> np.uint32(2) & _FIFTH_AND_SIXTH
-    return scales.view(np.uint8), minimums.view(np.uint8)
+    words = np.ascontiguousarray(packed.view(np.uint32).T)
+    both = np.empty((2, len(packed), 2), np.uint32)
+    np.bitwise_and(words[:2], _LOW_SIX, out=both[:, :, 0])
+    upper = np.bitwise_and(words[:2] >> _TWO, _FIFTH_AND_SIXTH)
+    lower = np.bitwise_and(words[2] >> _NIBBLES, _LOW_FOUR)
+    np.bitwise_or(upper, lower, out=both[:, :, 1])
+    return both.view(np.uint8)
+
+
+def _q3_scales(packed: Bytes) -> NDArray[np.int8]:
+    """The 6-bit scales of Q3_K, less 32: (n, 16). `packed` is contiguous, (n, 12)."""
+    # Eight scales are taken together; what crosses between bytes is masked away.
+    low = field(packed, 0, 8).view("<u8")[:, 0]
+    high = field(packed, 8, 4).view("<u4")[:, 0].astype(np.uint64)
+    high |= high << np.uint64(30)  # now byte s has the upper bits of scale s in bits 0 and 1, of scale s + 8 in 4 and 5
+    scales = np.empty((len(packed), 2), "<u8")
+    np.bitwise_or(low & _LOW_FOUR_OF_8, (high & _LOW_TWO_OF_8) << np.uint64(4), out=scales[:, 0])
+    np.bitwise_or(low >> np.uint64(4) & _LOW_FOUR_OF_8, high & _FIFTH_AND_SIXTH_OF_8, out=scales[:, 1])
+    return less(scales.view(np.uint8), 32)
+
+
+def _scaled(blocks: Bytes) -> Floats:
+    """Each d * scale and each dmin * minimum of blocks of Q4_K or Q5_K: (2, n, 8)."""
+    factors = field(blocks, 0, 4).view("<f2").T.astype(np.float32)
+    return _times(factors, scales_and_minimums(field(blocks, 4, 12)))
 
 
 def _times(d: Floats, scales: NDArray[np.integer[Any]]) -> Floats:
-    """Each super-block's `d` (n,) times its sub-blocks' integer scales (n, m), as float32 (n, m)."""
-    return d[:, None] * scales.astype(np.float32)
+    """Each super-block's `d` (…, n) times its sub-blocks' integer scales (…, n, m), as float32 of that shape."""
+    return scales * np.repeat(d, scales.shape[-1]).reshape(scales.shape)

@@ -57,8 +57,7 @@ def q5_1(blocks: Bytes, out: Floats) -> None:
 
 def q8_0(blocks: Bytes, out: Floats) -> None:
     """Q8_0 (`block_q8_0`): d, 32 signed bytes; weight = d * q."""
-    np.copyto(out, blocks[:, 2:].view(np.int8))
-    scale(out, halves(blocks, 0))
+    write_scaled(out, blocks[:, 2:].view(np.int8), halves(blocks, 0))
 
 
 def q8_1(blocks: Bytes, out: Floats) -> None:
@@ -66,19 +65,18 @@ def q8_1(blocks: Bytes, out: Floats) -> None:
 
     ggml uses it for activations only and has no decoder for it.
     """
-    np.copyto(out, blocks[:, 4:].view(np.int8))
-    scale(out, halves(blocks, 0))
+    write_scaled(out, blocks[:, 4:].view(np.int8), halves(blocks, 0))
 
 
 def q1_0(blocks: Bytes, out: Floats) -> None:
     """Q1_0 (`block_q1_0`): d, 16 bytes; weight j is +d if bit j % 8 of byte j // 8 is set, else -d."""
-    write_rows(out, _SIGNS, field(blocks, 2, 16).astype(np.intp))
+    write_rows(out, _SIGNS, field(blocks, 2, 16))
     scale(out, halves(blocks, 0))
 
 
 def q2_0(blocks: Bytes, out: Floats) -> None:
     """Q2_0 (`block_q2_0`): d, 16 bytes; weight j = (q - 1) * d, q in bits 2 (j % 4) … of byte j // 4."""
-    write_rows(out, _CRUMBS, field(blocks, 2, 16).astype(np.intp))
+    write_rows(out, _CRUMBS, field(blocks, 2, 16))
     scale(out, halves(blocks, 0))
 
 

@@ -36,14 +36,15 @@ def f16(blocks: Bytes, out: Floats) -> None:
     np.left_shift(bits, np.int32(13), out=bits)
     np.bitwise_and(bits, _SIGN_AND_HALF, out=bits)
     np.multiply(flat, _REBIAS, out=flat)
-    exponent = np.bitwise_and(half, _HALF_EXPONENT)
-    if exponent.max() == _HALF_EXPONENT:
-        np.bitwise_or(bits, _FLOAT_EXPONENT, out=bits, where=exponent == _HALF_EXPONENT)
+    if half.max() >= 0x7C00 or half.view("<u2").max() >= 0xFC00:  # any of either sign
+        np.bitwise_or(bits, _FLOAT_EXPONENT, out=bits, where=np.bitwise_and(half, _HALF_EXPONENT) == _HALF_EXPONENT)
 
 
 def bf16(blocks: Bytes, out: Floats) -> None:
     """BF16 (`ggml_bf16_t`): 2 bytes, the upper half of an IEEE single; exact."""
     bits = out.reshape(-1).view(np.uint32)
+    # Two steps, and the second in place: one np.left_shift from 16 to 32 bits is an eighth slower on a large tensor
+    # if out is not at a multiple of 64 bytes.
     np.copyto(bits, blocks.reshape(-1).view("<u2"))
     np.left_shift(bits, np.uint32(16), out=bits)
 

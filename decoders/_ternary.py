@@ -146,7 +146,7 @@ def unpack_ternary_2bit(data: Data, *, out: Floats | None = None) -> Floats:
 
 
 def _plain_order(blocks: Bytes, out: Floats) -> None:
-    write_rows(out, _PLAIN, field(blocks, 0, 64).astype(np.intp))
+    write_rows(out, _PLAIN, field(blocks, 0, 64))
     scale(out, halves(blocks, 64))
 
 
