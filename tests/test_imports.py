@@ -15,20 +15,20 @@ ALLOWED = {
     "decoders": {"decoders"},
     "app.gguf": {"app.gguf", "decoders"},
     "app": {"app", "app.gguf", "decoders"},
+    "bench": {"bench", "app", "app.gguf", "decoders", "tests"},
 }
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for package in ("app", "decoders"):
+    for package in ("app", "bench", "decoders"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             yield name.removesuffix(".__init__"), path
 
 
 def package_of(name: str) -> str | None:
-    return next(
-        (package for package in ("app.gguf", "app", "decoders", "tests") if f"{name}.".startswith(f"{package}.")), None
-    )
+    packages = ("app.gguf", "app", "bench", "decoders", "tests")
+    return next((package for package in packages if f"{name}.".startswith(f"{package}.")), None)
 
 
 def imported(name: str, path: Path) -> Iterator[str]:

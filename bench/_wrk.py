@@ -1,0 +1,52 @@
+"""wrk, the load generator: requests per second and their latency."""
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+__all__ = ["Load", "load"]
+
+# wrk calls these: `request` for each request, `done` at the end with times in microseconds.
+_SCRIPT = """
+local first, last = {first}, {last}
+function request()
+    return wrk.format("GET", "{path}" .. math.random(first, last))
+end
+function done(summary, latency, requests)
+    local e = summary.errors
+    io.write(string.format("FIGURES %d %d %f %f %d\\n", summary.requests, summary.duration,
+        latency:percentile(50), latency:percentile(99), e.connect + e.read + e.write + e.status + e.timeout))
+end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What wrk saw: how many requests in how many seconds, and their latency in milliseconds."""
+
+    requests: int
+    seconds: float
+    p50: float
+    p99: float
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.requests / self.seconds
+
+
+def load(port: int, path: str, numbers: tuple[int, int], connections: int, seconds: int) -> Load:
+    """GETs of ``path`` followed by a random number (first and last possible), each connection sending one at a time.
+
+    Raises RuntimeError if an answer is no success or a connection fails.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(_SCRIPT.format(first=numbers[0], last=numbers[1], path=path))
+        script.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script.name, f"http://127.0.0.1:{port}"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    line = next(line for line in output.splitlines() if line.startswith("FIGURES"))
+    count, duration, p50, p99, errors = map(float, line.split()[1:])
+    if errors:
+        raise RuntimeError(f"{errors:.0f} of {count:.0f} requests of {path} failed:\n{output}")
+    return Load(int(count), duration / 1e6, p50 / 1e3, p99 / 1e3)
