@@ -4,9 +4,10 @@ Answered from validators and lengths alone; nothing is decoded to say 304, 412 o
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 
 from werkzeug.http import http_date, parse_date, parse_etags, parse_if_range_header, parse_range_header
@@ -14,9 +15,13 @@ from werkzeug.http import http_date, parse_date, parse_etags, parse_if_range_hea
 from app.content import Content, Section, content_length, narrowed
 from app.errors import ModelChanged, RangeNotSatisfiable
 
-__all__ = ["Answer", "Validators", "answer", "is_not_modified"]
+__all__ = ["Answer", "Validators", "answer", "heeded", "is_not_modified"]
 
 _MOST_RANGES = 16
+_HEEDED = {
+    name.encode(): name
+    for name in ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "range")
+}
 # The first and the last second that a date can name; file systems go beyond both.
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
@@ -31,12 +36,20 @@ class Validators:
     @property
     def modified(self) -> datetime:
         """The time of the last modification, in whole seconds of the years 1 to 9999, as HTTP has them."""
-        seconds = self.modified_ns // 1_000_000_000
-        return datetime.fromtimestamp(min(max(seconds, _FIRST_SECOND), _LAST_SECOND), UTC)
+        return _modified(self.modified_ns)
 
     def headers(self) -> dict[str, str]:
         """The ETag and Last-Modified headers."""
-        return {"ETag": self.etag, "Last-Modified": http_date(self.modified)}
+        return {"ETag": self.etag, "Last-Modified": _last_modified(self.modified_ns)}
+
+
+def _modified(modified_ns: int) -> datetime:
+    return datetime.fromtimestamp(min(max(modified_ns // 1_000_000_000, _FIRST_SECOND), _LAST_SECOND), UTC)
+
+
+@lru_cache(maxsize=256)  # a model's are the same for all of its answers
+def _last_modified(modified_ns: int) -> str:
+    return http_date(_modified(modified_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,15 @@ class Answer:
     status: int
     headers: dict[str, str]
     content: Content
+
+
+def heeded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Those of a request's headers (names in lower case) that are about conditions and ranges; most have none."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name in _HEEDED:
+            found.setdefault(_HEEDED[name], value.decode("latin-1"))
+    return found
 
 
 def is_not_modified(headers: Mapping[str, str], validators: Validators) -> bool:
@@ -84,7 +106,9 @@ def answer(headers: Mapping[str, str], validators: Validators, content: Content,
     if length is None:  # a text of unknown length
         return whole
     whole.headers["Accept-Ranges"] = "bytes"
-    wanted = parse_range_header(headers.get("range"))
+    if "range" not in headers:
+        return whole
+    wanted = parse_range_header(headers["range"])
     if wanted is None or wanted.units != "bytes" or not _is_of_this_state(headers, validators):
         return whole
     if len(wanted.ranges) > _MOST_RANGES:

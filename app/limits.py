@@ -45,18 +45,20 @@ class RequestRules:
         """Pass the request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif problem := self._broken_rule(scope):
+            return
+        named = {name for name, _ in scope["headers"]}
+        if problem := self._broken_rule(scope, has_length=b"content-length" in named):
             # A connection that is one too many ends with its answer. So does one that waits to be told to send a body:
             # it may send its next request instead, which would be taken for the body.
-            waits = any(name == b"expect" for name, _ in scope["headers"])
-            headers = {"Connection": "close"} if waits or isinstance(problem, Unavailable) else None
+            closes = b"expect" in named or isinstance(problem, Unavailable)
+            headers = {"Connection": "close"} if closes else None
             await problem_response(problem, headers)(scope, receive, send)
-        elif any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+        elif b"transfer-encoding" in named:
             await self._counted(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _broken_rule(self, scope: Scope) -> Problem | None:
+    def _broken_rule(self, scope: Scope, *, has_length: bool) -> Problem | None:
         probe = scope["path"] in PROBES
         if scope.get("state", {}).get("overloaded") and not probe:
             return Unavailable("overloaded", "the service has as many connections as it takes. Try again in a moment.")
@@ -78,6 +80,8 @@ class RequestRules:
                 if name in seen:
                     return BadRequest("bad-parameter", f"the parameter {name[:_SHOWN]!r} is given more than once.")
                 seen.add(name)
+        if not has_length:
+            return None
         # The server has refused a length that is no number, or is none of 64 bits.
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         too_large = any(len(value) > _MOST_DIGITS or int(value) > self._body_limit for value in lengths)

@@ -125,7 +125,7 @@ class Metrics:
         requests.inc()
         seconds.observe(record.seconds)
         sent.inc(record.bytes_sent)
-        self._tell_cache()
+        self._tell_others()
 
     def stream(self, change: int) -> None:
         """Count streams that begin (1) and end (-1)."""
@@ -136,7 +136,7 @@ class Metrics:
         self._windows.labels(type_name).inc()
         self._decoded_bytes.labels(type_name).inc(n_bytes)
         self._decode_seconds.labels(type_name).inc(seconds)
-        self._tell_cache()  # a stream may go on for hours before its request is counted
+        self._tell_others()  # a stream may go on for hours before its request is counted
 
     def models(self, readable: int, unreadable: int) -> None:
         """Tell how many models a listing found."""
@@ -160,6 +160,11 @@ class Metrics:
         except (TypeError, ValueError):  # what it takes for a version is none
             encode, media_type = choose_encoder("")
         return encode(registry), media_type
+
+    def _tell_others(self) -> None:
+        """Tell what the cache has done where another worker may be asked for it; a lone one looks when it is asked."""
+        if self._folder is not None:
+            self._tell_cache()
 
     def _tell_cache(self) -> None:
         with self._telling:

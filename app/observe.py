@@ -14,7 +14,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.names import decode_segment, text
+from app.names import text
 
 __all__ = ["Observe", "Outcome", "RequestRecord", "note_names", "record_of"]
 
@@ -73,22 +73,21 @@ def record_of(scope: Scope) -> RequestRecord:
     return record if isinstance(record, RequestRecord) else RequestRecord()
 
 
-def note_names(scope: Scope, query: Mapping[str, str]) -> None:
+def note_names(scope: Scope, names: Mapping[str, bytes], query: Mapping[str, str]) -> None:
     """Put the model, the tensor and the selection that a request names, in its path or its query, into its record.
 
-    ``query`` has its parameters, with surrogate escapes for bytes that are no UTF-8.
+    ``names`` are those of its path; ``query`` has its parameters, with surrogate escapes for bytes that are no UTF-8.
     """
     record = record_of(scope)
-    path: Mapping[str, str] = scope.get("path_params", {})
-    record.model = _name("model", path, query)
-    record.tensor = _name("tensor", path, query)
+    record.model = _name("model", names, query)
+    record.tensor = _name("tensor", names, query)
     if query:
-        record.selection = "&".join(f"{name}={query[name]}" for name in _SELECTING if name in query) or None
+        record.selection = "&".join([f"{name}={query[name]}" for name in _SELECTING if name in query]) or None
 
 
-def _name(name: str, path: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-    if name in path:
-        return text(decode_segment(path[name]))
+def _name(name: str, names: Mapping[str, bytes], query: Mapping[str, str]) -> str | None:
+    if name in names:
+        return text(names[name])
     return text(query[name].encode("utf-8", "surrogateescape")) if name in query else None
 
 

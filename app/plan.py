@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from app.selection import Gather, Lattice, Selection
 
-__all__ = ["Piece", "Rows", "View", "Visit", "assemble", "plan"]
+__all__ = ["Piece", "Rows", "View", "Visit", "assemble", "only_run", "plan"]
 
 # A piece is bounded in windows and in Python steps as it is in items, so that no stream holds a thread for long.
 _MOST_VISITS = 64
@@ -85,6 +85,21 @@ def plan(selection: Selection, window_items: int) -> Iterator[Piece]:
                 yield from _gathered(part, window_items)
             else:
                 yield from _pieces(_every_view((part,), window_items), window_items)
+
+
+def only_run(selection: Selection, window_items: int) -> tuple[int, int, int] | None:
+    """The window, the offset and the number of items of a selection that is one run within one window, as a row is.
+
+    None for another selection. What `plan` makes of such a one takes as long as all else that is to be done for it.
+    """
+    if len(selection.parts) != 1:
+        return None
+    (part,) = selection.parts
+    if not isinstance(part, Lattice) or len(part.dims) > 1:
+        return None
+    n_items, stride = part.dims[0] if part.dims else (1, 1)
+    window, offset = divmod(part.base, window_items)
+    return (window, offset, n_items) if stride == 1 and offset + n_items <= window_items else None
 
 
 def assemble(piece: Piece, window: Callable[[int], NDArray[Any]]) -> NDArray[Any]:

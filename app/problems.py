@@ -10,10 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import Problem
+from app.observe import record_of
 
-__all__ = ["add_problem_handlers", "problem_response"]
+__all__ = ["AnswerFaults", "add_problem_handlers", "error_response", "problem_response"]
 
 _METHODS = ("GET", "HEAD", "POST")
 _SHOWN_ERRORS = 5
@@ -30,16 +32,18 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     )
 
 
+def error_response(error: Problem | RequestValidationError) -> Response:
+    """The answer to an error of an endpoint."""
+    return problem_response(error if isinstance(error, Problem) else _invalid(error))
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Make every error of ``app`` a problem document."""
 
     @app.exception_handler(Problem)
-    async def problem(_: Request, error: Problem) -> Response:
-        return problem_response(error)
-
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return problem_response(_invalid(error))
+    async def known(_: Request, error: Problem | RequestValidationError) -> Response:
+        return error_response(error)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
@@ -55,8 +59,31 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_request: Request, _error: Exception) -> Response:
-        detail = "the service failed in a way it should not have; its log has the reason."
-        return problem_response(Problem("internal-error", detail, status=500))
+        return _internal_error()
+
+
+def _internal_error() -> Response:
+    detail = "the service failed in a way it should not have; its log has the reason."
+    return problem_response(Problem("internal-error", detail, status=500))
+
+
+class AnswerFaults:
+    """ASGI middleware that answers an error which nothing else has answered with 500, and raises it for the log.
+
+    It belongs inside `Observe`, whose record says whether an answer has begun.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            if scope["type"] == "http" and record_of(scope).status is None:
+                await _internal_error()(scope, receive, send)
+            raise
 
 
 def _takes(app: FastAPI, request: Request, method: str) -> bool:

@@ -9,11 +9,12 @@ import asyncio
 import fcntl
 import struct
 import termios
-from functools import cache
+from functools import cache, partial
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.settings import Settings
+from app.wire import WIRE, Wire
 
 __all__ = ["PatientProtocol"]
 
@@ -41,6 +42,7 @@ class PatientProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _unread = 0
     _unread_since = 0.0
+    _wire: Wire | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first request is due."""
@@ -82,7 +84,10 @@ class PatientProtocol(HttpToolsProtocol):
         self._in_head = False
         if len(self.connections) > _settings().max_connections:
             self.scope.setdefault("state", {})["overloaded"] = True
+        scope = self.scope
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is scope:  # its task has not begun
+            scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle)}}
 
     def on_message_complete(self) -> None:
         """A request is here, its body included."""
@@ -93,6 +98,30 @@ class PatientProtocol(HttpToolsProtocol):
         """The transport has room again: the client has taken some bytes."""
         self._unread = 0
         super().resume_writing()
+
+    async def _open_wire(self, cycle: RequestResponseCycle) -> Wire | None:
+        """The wire for the body of an answer, once nothing is left to send of what was written before.
+
+        None where there can be none: the body goes the way of any other then.
+        """
+        transport = self.transport
+        if transport.is_closing():
+            return None
+        transport.set_write_buffer_limits(high=0)
+        await self.flow.drain()
+        if transport.is_closing():
+            return None
+        transport.set_write_buffer_limits()
+
+        def account(n_bytes: int) -> None:
+            self._wire = None
+            cycle.expected_content_length -= n_bytes
+
+        try:
+            self._wire = Wire(transport.get_extra_info("socket").fileno(), account)
+        except OSError:  # no descriptor left: the transport has one
+            return None
+        return self._wire
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -118,7 +147,7 @@ class PatientProtocol(HttpToolsProtocol):
         """Abort if the client has taken no byte for too long, else look again a little later."""
         patience = _settings().stall_seconds
         # The system holds bytes, too, and takes more only when much of them is gone: its count shows a slow reader.
-        unread = self.transport.get_write_buffer_size()
+        unread = self._wire.waiting if self._wire else self.transport.get_write_buffer_size()
         unread += _unacknowledged(self.transport) if unread else 0
         now = self.loop.time()
         if unread == 0 or unread != self._unread:

@@ -1,8 +1,9 @@
 """The reader: windows from the cache, or read and decoded in a bounded pool of threads."""
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from app.buffers import Buffers
 from app.cache import WindowCache
 from app.content import Section
-from app.plan import Piece, assemble
+from app.plan import assemble
+from app.steps import Chunk, Step
 from app.windows import WINDOW_WEIGHTS, Source
 
-__all__ = ["Chunk", "Reader"]
+__all__ = ["Reader"]
 
-Chunk = bytes | memoryview
 # A piece of cached windows that takes less than about a millisecond is made where it is asked for (measured: 0.8 ms for
 # a whole piece of 107 views). A thread takes 50 us to hand over, and milliseconds where two want the interpreter.
 _INLINE_VIEWS = 128
@@ -44,51 +45,65 @@ class Reader:
         self.cache = cache
         self._on_decoded = on_decoded
         self._buffers = Buffers(WINDOW_WEIGHTS, _KEPT_BUFFERS)
+        self._lock = threading.Lock()
+        self._waiting = 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def chunk(
-        self, section: Section, piece: Piece, start: int, *, scan: bool, wanted: Callable[[], bool]
-    ) -> Chunk | asyncio.Future[Chunk]:
-        """The encoded items of one piece, ``start`` being the position of its first in the section.
+    @property
+    def is_crowded(self) -> bool:
+        """Whether work waits for a thread."""
+        return self._waiting > 0
 
-        At once if its windows are cached and little is left to do, else as a future; a future that is cancelled before
-        a thread has taken it up does no work. ``scan`` is for reads larger than the cache, which change nothing in it.
-        ``wanted`` is asked in the thread before each window, since a piece may need many: where it says no, work ends.
-        """
-        source = section.source
-        if _is_quick(section, piece):
-            windows = self._cached(source, piece, scan)
-            if windows is not None:
-                return section.encode(assemble(piece, windows.__getitem__), start)
-        # The job outlives a client that leaves: it holds the files open on its own account.
-        snapshot = source.snapshot.acquire()
+    def submit(self, work: Callable[[], object]) -> Future[Any]:
+        """Have a thread do some work, which should end soon where the reader is crowded, and may come again."""
+        with self._lock:
+            self._waiting += 1
         try:
-            job = self._pool.submit(self._make, section, piece, start, scan, wanted)
+            job = self._pool.submit(self._begin, work)
+        except BaseException:
+            self._left_the_queue()
+            raise
+        job.add_done_callback(lambda job: self._left_the_queue() if job.cancelled() else None)
+        return job
+
+    def begin(self, step: Step, wanted: Callable[[], bool]) -> Chunk | asyncio.Future[Chunk]:
+        """The chunk of a step: at once if its windows are cached and little is left to do, else as a future.
+
+        A future that is cancelled before a thread has taken it up does no work. ``wanted`` is asked in the thread
+        before each window, since a piece may need many: where it says no, work ends.
+        """
+        if isinstance(step.element, bytes):
+            return step.element
+        chunk = self._quick(step.element, step)
+        if chunk is not None:
+            step.cached = True
+            return chunk
+        # The job outlives a client that leaves: it holds the files open on its own account.
+        snapshot = step.element.source.snapshot.acquire()
+        try:
+            job: Future[Chunk] = self.submit(lambda: self.make(step, wanted)[0])
         except BaseException:
             snapshot.release()
             raise
         job.add_done_callback(lambda _: snapshot.release())
         return asyncio.wrap_future(job)
 
-    def turn(self) -> asyncio.Future[None]:
-        """A future that is done when a decoding thread comes to it: behind what was asked for before."""
-        return asyncio.wrap_future(self._pool.submit(lambda: None))
+    def make(self, step: Step, wanted: Callable[[], bool]) -> tuple[Chunk, bool]:
+        """The chunk of a step, made in this thread, and whether its windows were cached.
 
-    def close(self) -> None:
-        """Refuse new work, drop what has not begun, and wait for what has."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _cached(self, source: Source, piece: Piece, scan: bool) -> dict[int, NDArray[Any]] | None:
-        """The windows of a piece by number, if the cache has all of them."""
-        windows: dict[int, NDArray[Any]] = {}
-        for visit in piece.visits:
-            window = self.cache.peek(source.key(visit.window), scan=scan)
-            if window is None:
-                return None
-            windows[visit.window] = window
-        return windows
-
-    def _make(self, section: Section, piece: Piece, start: int, scan: bool, wanted: Callable[[], bool]) -> Chunk:
+        Raises
+        ------
+        Unavailable
+            The file cannot be read, or was changed.
+        CancelledError
+            It is not wanted any more.
+        """
+        section = step.element
+        if isinstance(section, bytes):
+            return section, True
+        chunk = self._quick(section, step)
+        if chunk is not None:
+            return chunk, True
         source = section.source
 
         def window(number: int) -> NDArray[Any]:
@@ -96,9 +111,41 @@ class Reader:
                 raise CancelledError
             if source.kind == "native":  # untouched bytes: the system's page cache has them already
                 return source.read(number, self._buffers)
-            return self.cache.get(source.key(number), lambda: self._decode(source, number), scan=scan)
+            return self.cache.get(source.key(number), lambda: self._decode(source, number), scan=step.scan)
 
-        return section.encode(assemble(piece, window), start)
+        return _cut(section.encode(assemble(step.piece, window), step.start), step), False
+
+    def turn(self) -> asyncio.Future[None]:
+        """A future that is done when a decoding thread comes to it: behind what was asked for before."""
+        return asyncio.wrap_future(self.submit(lambda: None))
+
+    def close(self) -> None:
+        """Refuse new work, drop what has not begun, and wait for what has."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _begin(self, work: Callable[[], object]) -> object:
+        self._left_the_queue()
+        return work()
+
+    def _left_the_queue(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def _quick(self, section: Section, step: Step) -> Chunk | None:
+        """The chunk of a step whose windows are all cached, if little is left to do."""
+        if section.source.kind == "native":
+            return None
+        if not section.copies_nothing and step.piece.n_items > _INLINE_CONVERTED:
+            return None
+        if sum(len(visit.views) for visit in step.piece.visits) > _INLINE_VIEWS:
+            return None
+        windows: dict[int, NDArray[Any]] = {}
+        for visit in step.piece.visits:
+            window = self.cache.peek(section.source.key(visit.window), scan=step.scan)
+            if window is None:
+                return None
+            windows[visit.window] = window
+        return _cut(section.encode(assemble(step.piece, windows.__getitem__), step.start), step)
 
     def _decode(self, source: Source, number: int) -> NDArray[Any]:
         began = perf_counter()
@@ -108,9 +155,5 @@ class Reader:
         return window
 
 
-def _is_quick(section: Section, piece: Piece) -> bool:
-    if section.source.kind == "native":
-        return False
-    if not section.copies_nothing and piece.n_items > _INLINE_CONVERTED:
-        return False
-    return sum(len(visit.views) for visit in piece.visits) <= _INLINE_VIEWS
+def _cut(chunk: Chunk, step: Step) -> Chunk:
+    return chunk[step.cut] if step.cut else chunk

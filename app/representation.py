@@ -6,11 +6,13 @@ Everything here is known before a window is read: what can be refused is refused
 import base64
 import hashlib
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.content import Content, Section, content_length
 from app.encoding import DTYPES, as_bytes, converted, npy_header
@@ -34,6 +36,7 @@ MEDIA_TYPES: dict[FormatName, str] = {
 _SUFFIXES: dict[FormatName, str] = {"raw": "bin", "npy": "npy", "json": "json", "native": "native.bin"}
 # Characters of a file name before its suffix: file systems take 255 bytes, proxies headers of a few KiB.
 _LONGEST_FILE_NAME = 200
+_ETAG_BYTES = 15
 
 
 Query = WeightsQuery | WeightsBody
@@ -72,26 +75,79 @@ def represent(
     if format_name == "native":
         return _native(snapshot, tensor, query)
     selection = _select(tensor, query)
-    name, dtype, weights = weights_as(snapshot, tensor, query.dtype or "float32")
+    dtype = query.dtype or "float32"
+    form = snapshot.kept((tensor.name, format_name, dtype), lambda: _form(snapshot, tensor, format_name, dtype))
+    content: Content
+    if format_name == "json":
+        _check_json_size(selection.shape, form.dtype, json_limit)
+        content = _json_content(form, selection)
+    else:
+        section = form.section(selection)
+        content = [npy_header(form.dtype, selection.shape), section] if format_name == "npy" else [section]
+    return form.representation(content, selection, selection.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A tensor in one format and dtype: what all of its answers have in common, whatever they select.
+
+    ``etag`` is the beginning of each one's ETag, as a digest that is copied and completed.
+    """
+
+    source: Source
+    dtype_name: str
+    dtype: np.dtype[Any]
+    encode: Callable[[NDArray[Any], int], memoryview]
+    headers: Mapping[str, str]
+    etag: "hashlib.blake2b"
+
+    def section(self, selection: Selection) -> Section:
+        """The encoded items of a selection."""
+        itemsize = self.dtype.itemsize
+        return Section(
+            self.source,
+            selection,
+            self.encode,
+            itemsize,
+            copies_nothing=self.source.dtype == self.dtype,
+            n_bytes=selection.n_items * itemsize,
+        )
+
+    def representation(self, content: Content, selection: Selection, shape: tuple[int, ...]) -> Representation:
+        """An answer."""
+        digest = self.etag.copy()
+        digest.update(f"{shape}, {selection.normal()!r})".encode())
+        headers = {**self.headers, "X-Tensor-Shape": _shape_text(shape)}
+        return Representation(self.source.snapshot, content, content_length(content), _quoted(digest), headers)
+
+
+def _form(snapshot: Snapshot, tensor: Tensor, format_name: FormatName, dtype: DTypeName | Literal["native"]) -> _Form:
+    if dtype == "native":
+        weights = source(snapshot, tensor, "native")
+        name, item_dtype = "native", weights.dtype
+    else:
+        name, item_dtype, weights = weights_as(snapshot, tensor, dtype)
     if name == "bfloat16" and format_name != "raw":
         raise BadRequest(
             "bad-parameter",
             f"{format_name} has no bfloat16: ask for format=raw, or for dtype=float32, which holds it.",
         )
-    shape = selection.shape
-    if format_name == "json":
-        _check_json_size(shape, dtype, json_limit)
-        content = _json_content(weights, selection, dtype, name)
-    else:
-        section = Section.of_items(
-            weights,
-            selection,
-            lambda items: as_bytes(converted(items, dtype, name)),
-            dtype.itemsize,
-            copies_nothing=weights.dtype == dtype,
-        )
-        content = [npy_header(dtype, shape), section] if format_name == "npy" else [section]
-    return _representation(snapshot, tensor, format_name, content, selection, name, shape)
+    model_name = snapshot.model_id.rpartition(b"/")[2]
+    headers = {
+        "Content-Type": MEDIA_TYPES[format_name],
+        "X-Tensor-Shape": "",  # each answer's own
+        "X-Tensor-Dtype": name,
+        "X-Tensor-Type": str(tensor.type_name),
+        "Content-Disposition": disposition(f"{text(model_name)}.{text(tensor.name)}", _SUFFIXES[format_name]),
+    }
+    # The text that `etag_of` makes of these and of a shape and a selection.
+    digest = hashlib.blake2b(snapshot.fingerprint(), digest_size=_ETAG_BYTES)
+    digest.update(f"({tensor.file}, {tensor.start}, {format_name!r}, {name!r}, ".encode())
+
+    def encode(items: NDArray[Any], _: int) -> memoryview:
+        return as_bytes(converted(items, item_dtype, name))
+
+    return _Form(weights, name, item_dtype, encode, headers, digest)
 
 
 def _native(snapshot: Snapshot, tensor: Tensor, query: Query) -> Representation:
@@ -103,11 +159,10 @@ def _native(snapshot: Snapshot, tensor: Tensor, query: Query) -> Representation:
         raise BadRequest(
             "bad-parameter", "format=native gives whole rows as stored: of the selections it takes rows only."
         )
-    blocks = source(snapshot, tensor, "native")
-    selection = select_rows(tensor.n_rows, tensor.row_weights // blocks.item_weights, query.rows, None)
+    form = snapshot.kept((tensor.name, "native"), lambda: _form(snapshot, tensor, "native", "native"))
+    selection = select_rows(tensor.n_rows, tensor.row_weights // form.source.item_weights, query.rows, None)
     shape = (selection.shape[0], tensor.row_weights) if query.rows is not None else tensor.shape
-    section = Section.of_items(blocks, selection, as_bytes, blocks.dtype.itemsize, copies_nothing=True)
-    return _representation(snapshot, tensor, "native", [section], selection, "native", shape)
+    return form.representation([form.section(selection)], selection, shape)
 
 
 def _select(tensor: Tensor, query: Query) -> Selection:
@@ -139,15 +194,15 @@ def weights_as(snapshot: Snapshot, tensor: Tensor, dtype: DTypeName) -> tuple[st
     return *STORED_DTYPES[tensor.type], source(snapshot, tensor, "stored")
 
 
-def _json_content(weights: Source, selection: Selection, dtype: np.dtype[Any], name: str) -> Content:
+def _json_content(form: _Form, selection: Selection) -> Content:
     shape = selection.shape
-    start = b'{"shape":%s,"dtype":"%s","data":' % (_shape_text(shape).encode(), name.encode())
+    start = b'{"shape":%s,"dtype":"%s","data":' % (_shape_text(shape).encode(), form.dtype_name.encode())
     if not selection.n_items:
         return [start, empty_array_text(shape), b"}\n"]
     section = Section(
-        weights,
+        form.source,
         selection,
-        lambda items, first: array_text(converted(items, dtype, name), first, shape),
+        lambda items, first: array_text(converted(items, form.dtype, form.dtype_name), first, shape),
         item_bytes=None,
         copies_nothing=False,
     )
@@ -155,7 +210,7 @@ def _json_content(weights: Source, selection: Selection, dtype: np.dtype[Any], n
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
+    return str([*shape]).replace(" ", "")
 
 
 def _check_json_size(shape: tuple[int, ...], dtype: np.dtype[Any], limit: int) -> None:
@@ -171,32 +226,15 @@ def _check_json_size(shape: tuple[int, ...], dtype: np.dtype[Any], limit: int) -
         )
 
 
-def _representation(
-    snapshot: Snapshot,
-    tensor: Tensor,
-    format_name: FormatName,
-    content: Content,
-    selection: Selection,
-    dtype_name: str,
-    shape: tuple[int, ...],
-) -> Representation:
-    model_name = snapshot.model_id.rpartition(b"/")[2]
-    headers = {
-        "Content-Type": MEDIA_TYPES[format_name],
-        "X-Tensor-Shape": _shape_text(shape),
-        "X-Tensor-Dtype": dtype_name,
-        "X-Tensor-Type": str(tensor.type_name),
-        "Content-Disposition": disposition(f"{text(model_name)}.{text(tensor.name)}", _SUFFIXES[format_name]),
-    }
-    etag = etag_of(snapshot, tensor.file, tensor.start, format_name, dtype_name, shape, selection.normal())
-    return Representation(snapshot, content, content_length(content), etag, headers)
-
-
 def etag_of(snapshot: Snapshot, *what: object) -> str:
     """A strong ETag, quoted: the same wherever the same is asked of the same content."""
-    digest = hashlib.blake2b(snapshot.fingerprint(), digest_size=15)
+    digest = hashlib.blake2b(snapshot.fingerprint(), digest_size=_ETAG_BYTES)
     digest.update(repr(what).encode())
-    return f'"{base64.urlsafe_b64encode(digest.digest()).decode()}"'
+    return _quoted(digest)
+
+
+def _quoted(digest: "hashlib.blake2b") -> str:
+    return f'"{base64.b64encode(digest.digest(), b"-_").decode()}"'
 
 
 def disposition(name: str, suffix: str) -> str:

@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from app.auth import Grant
 from app.conditions import Validators, is_not_modified
+from app.endpoints import Granted, Key, ModelId, TensorName
 from app.openapi import CONDITIONS, STATE, Answers, answers, reply
 from app.parameters import KeyQuery, MetadataQuery, NoQuery, TensorsQuery
 from app.representation import etag_of
-from app.routing import Granted, Key, ModelId, Router, TensorName, json_response
+from app.routing import Router, json_response
 from app.service import Service
 from app.views import key_view, metadata_view, model_view, models_view, tensor_view, tensors_view
 

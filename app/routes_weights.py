@@ -13,17 +13,18 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from app.auth import Grant
+from app.endpoints import Granted, ModelId, TensorName
 from app.errors import AmbiguousTensor, BadRequest, NotFound
 from app.gguf import AmbiguousTensor as AmbiguousName
 from app.gguf import NoSuchTensor, Tensor, quoted
 from app.names import name_filter
-from app.negotiation import negotiated_format
+from app.negotiation import accept_of, negotiated_format
 from app.observe import record_of
 from app.openapi import BINARY, CONDITIONS, RANGES, STATE, answers, reply, request_headers
 from app.parameters import NamedWeightsQuery, NoQuery, SafetensorsQuery, WeightsBody, WeightsQuery
 from app.representation import Representation, represent
 from app.respond import respond
-from app.routing import Granted, ModelId, Router, TensorName
+from app.routing import Router
 from app.safetensors import represent_safetensors
 from app.schemas import ref
 from app.service import Service
@@ -79,7 +80,7 @@ def weights_routes(service: Service) -> Router:
         grant: Grant,
         make: Callable[[Snapshot], Representation],
         *,
-        vary: tuple[str, ...] = (),
+        vary: str = "",
         long: bool = False,
     ) -> Response:
         """The response to ``make``'s representation; a snapshot that no response holds is let go of.
@@ -97,14 +98,14 @@ def weights_routes(service: Service) -> Router:
     async def weights(
         request: Request, model_id: bytes, grant: Grant, name: bytes, query: WeightsQuery | WeightsBody
     ) -> Response:
-        format_name = negotiated_format(query.format, request.headers.get("accept"))
-        vary = () if query.format else ("Accept",)
+        format_name = query.format or negotiated_format(accept_of(request.scope["headers"]))
+        vary = "" if query.format else "Accept"
 
         def make(snapshot: Snapshot) -> Representation:
             return represent(snapshot, _found(snapshot, name), query, format_name, json_limit=json_limit)
 
         # A posted selection may list a million rows.
-        return await answered(request, model_id, grant, make, vary=vary, long=request.method == "POST")
+        return await answered(request, model_id, grant, make, vary=vary, long=request.scope["method"] == "POST")
 
     @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data(

@@ -34,17 +34,18 @@ class Lattice:
         """How many positions there are."""
         return math.prod(count for count, _ in self.dims)
 
-    def merged(self) -> "Lattice":
+    @classmethod
+    def merged(cls, base: int, dims: Iterable[tuple[int, int]]) -> "Lattice":
         """The same positions in the same order with the fewest pairs: neighbours that make one run are joined."""
-        dims: list[tuple[int, int]] = []
-        for count, stride in self.dims:
+        fewest: list[tuple[int, int]] = []
+        for count, stride in dims:
             if count == 1:
                 continue
-            if dims and dims[-1][1] == count * stride:
-                dims[-1] = (dims[-1][0] * count, stride)
+            if fewest and fewest[-1][1] == count * stride:
+                fewest[-1] = (fewest[-1][0] * count, stride)
             else:
-                dims.append((count, stride))
-        return Lattice(self.base, tuple(dims))
+                fewest.append((count, stride))
+        return cls(base, tuple(fewest))
 
     def narrowed(self, first: int, stop: int) -> "Iterator[Lattice]":
         """Its items ``first`` to ``stop`` (both within it), as lattices in order."""
@@ -64,7 +65,7 @@ class Lattice:
             yield from Lattice(self.base + low * stride, inner).narrowed(into, size)
             low += 1
         if low < high:
-            yield Lattice(self.base + low * stride, ((high - low, stride), *inner)).merged()
+            yield Lattice.merged(self.base + low * stride, ((high - low, stride), *inner))
         yield from Lattice(self.base + high * stride, inner).narrowed(0, over)
 
 
@@ -127,17 +128,20 @@ class Selection:
 
     def normal(self) -> str:
         """A text that is the same for selections of the same items in the same parts and shape."""
+        # It goes into ETags: a change of this text is one of every ETag.
         parts = (
-            part if isinstance(part, Lattice) else (part.starts.tolist(), part.run_items, part.stride)
+            f"Lattice(base={part.base}, dims={part.dims})"
+            if isinstance(part, Lattice)
+            else f"({part.starts.tolist()}, {part.run_items}, {part.stride})"
             for part in self.parts
         )
-        return f"{self.shape}{[*parts]}"
+        return f"{self.shape}[{', '.join(parts)}]"
 
 
 def select_all(shape: Sequence[int]) -> Selection:
     """The whole tensor in its own shape."""
     n_items = math.prod(shape)
-    return Selection(tuple(shape), (Lattice(0, ((n_items, 1),)).merged(),) if n_items else ())
+    return Selection(tuple(shape), (Lattice.merged(0, ((n_items, 1),)),) if n_items else ())
 
 
 def select_rows(
@@ -159,17 +163,21 @@ def select_rows(
     """
     if isinstance(cols, str) and "," in cols:
         raise BadRequest("bad-selection", "cols takes one integer or slice; a list of parts is for rows only.")
-    col_part = slice(None) if cols is None else _parse_part("cols", cols)
-    first_col, n_cols, col_step = _resolve("cols", col_part, row_items)
+    first_col, n_cols, col_step = (
+        (0, row_items, 1) if cols is None else _resolve("cols", _parse_part("cols", cols), row_items)
+    )
 
-    given: Iterable[int | str | slice] = [slice(None)]
-    if isinstance(rows, str):
-        given = rows.split(",")
-    elif rows is not None:
-        given = [rows] if isinstance(rows, int) else rows
+    if rows is None or isinstance(rows, int) or (isinstance(rows, str) and "," not in rows):
+        # One part, as in most requests: a lattice, whether it is an integer or a slice.
+        first, count, step = _resolve("rows", slice(None) if rows is None else _parse_part("rows", rows), n_rows)
+        dims = ((count, step * row_items), (n_cols, col_step))
+        lattice = Lattice.merged(first * row_items + first_col, dims)
+        return Selection((count, n_cols), (lattice,) if count and n_cols else ())
+
+    given: Iterable[int | str] = rows.split(",") if isinstance(rows, str) else rows
     selected = 0
     parts: list[Lattice | Gather] = []
-    row_parts = (part if isinstance(part, slice) else _parse_part("rows", part) for part in given)
+    row_parts = (_parse_part("rows", part) for part in given)
     for are_integers, group in groupby(row_parts, lambda part: isinstance(part, int)):
         if are_integers:
             numbers = [part for part in group if isinstance(part, int)]
@@ -194,7 +202,7 @@ def _append(parts: list[Lattice | Gather], part: Lattice | Gather, row_items: in
     if isinstance(part, Gather) and bool((np.diff(part.starts) == row_items).all()):
         part = Lattice(int(part.starts[0]), ((len(part.starts), row_items), (part.run_items, part.stride)))
     if isinstance(part, Lattice):
-        part = part.merged()
+        part = Lattice.merged(part.base, part.dims)
         before = parts[-1] if parts else None
         both_runs = isinstance(before, Lattice) and _is_run(before) and _is_run(part)
         if isinstance(before, Lattice) and both_runs and part.base == before.base + before.n_items:
@@ -251,7 +259,7 @@ def select_nd(shape: Sequence[int], text: str) -> Selection:
         stride *= shape[axis]
     if not all(count for count, _ in dims):
         return Selection(tuple(result), ())
-    return Selection(tuple(result), (Lattice(base, tuple(dims)).merged(),))
+    return Selection(tuple(result), (Lattice.merged(base, dims),))
 
 
 def parse_slice(name: str, text: str) -> slice:
@@ -266,6 +274,8 @@ def _parse_part(name: str, text: str | int) -> int | slice:
     """One integer or slice of the grammar: plain ASCII digits, at most 19, an optional minus, nothing else."""
     if isinstance(text, int):
         return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
     fields = text.split(":")
     if len(fields) > 3:
         raise _bad_part(name, text, "a slice has at most two colons")
@@ -277,8 +287,6 @@ def _parse_part(name: str, text: str | int) -> int | slice:
             numbers.append(int(field))
         else:
             raise _bad_part(name, text, "expected an integer of at most 19 digits, or a slice start:stop:step")
-    if len(fields) == 1 and numbers[0] is not None:
-        return numbers[0]
     if len(numbers) == 3 and numbers[2] == 0:
         raise _bad_part(name, text, "a slice's step cannot be 0")
     return slice(*numbers)

@@ -4,9 +4,9 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ __all__ = ["FileIdentity", "Snapshot", "open_regular_file"]
 
 _SAMPLED_PAGES = 16
 _PAGE_BYTES = 4096
+_MOST_KEPT = 1024
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,15 @@ class Snapshot:
         self.model_id = model_id
         self.model = model
         self.identities = identities
+        # When the model was last modified: the latest mtime of its files, in nanoseconds since 1970.
+        self.modified_ns = max(identity.mtime_ns for identity in identities)
         # A short value that stands for the identities in cache keys: hashed once, compared fast.
         self.key = hashlib.blake2b(repr(identities).encode(), digest_size=16).digest()
         self._fds = tuple(fds)
         self._holders = 1
         self._lock = threading.Lock()
         self._fingerprint: bytes | None = None
+        self._kept: dict[Hashable, Any] = {}
 
     @classmethod
     def open(cls, model_id: bytes, paths: Sequence[bytes]) -> Self:
@@ -92,6 +98,7 @@ class Snapshot:
             self._holders -= 1
             closing = self._holders == 0
         if closing:
+            self._kept = {}  # it may hold what refers to this snapshot
             for fd in self._fds:
                 os.close(fd)
 
@@ -101,10 +108,18 @@ class Snapshot:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    @property
-    def modified_ns(self) -> int:
-        """When the model was last modified: the latest mtime of its files, in nanoseconds since 1970."""
-        return max(identity.mtime_ns for identity in self.identities)
+    def kept(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """A small value that nobody changes and that follows from the snapshot and ``key`` alone: made once, then kept.
+
+        It goes with the snapshot. When there are too many, all go, and those that are asked for are made again.
+        """
+        value: _T | None = self._kept.get(key)
+        if value is None:
+            value = make()
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept = {}
+            self._kept[key] = value
+        return value
 
     def read(self, file: int, start: int, buffer: NDArray[Any]) -> None:
         """Fill ``buffer`` with the bytes of file number ``file`` from byte ``start``.

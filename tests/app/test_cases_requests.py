@@ -203,7 +203,8 @@ def test_head_is_known_without_reading_the_data(serve: Serve, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise AssertionError("a window was made")
 
-    monkeypatch.setattr("app.reader.Reader.chunk", fail)
+    monkeypatch.setattr("app.reader.Reader.begin", fail)
+    monkeypatch.setattr("app.reader.Reader.make", fail)
     for query, length in lengths.items():
         answer = face.get(W + query, "HEAD")
         assert (answer.status, answer.body) == (200, b"")

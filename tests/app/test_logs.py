@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.logs import LogFormat, log_config, log_request
+from app.logs import LogFormat, _Access, log_config, log_request
 from app.observe import RequestRecord
 from decoders import GGMLType
 from tests import builder
@@ -263,6 +263,32 @@ def test_long_values_are_cut_so_that_a_line_is_one_write(caplog: pytest.LogCaptu
         line = formatted("json" if log_format == "json" else "text", found)
         assert len(line) < 4096
     assert json.loads(formatted("json", found))["model"] == "\U0001f600" * 79 + "…"
+
+
+words = st.text(st.sampled_from('ab/{}%=" \\é\n'), max_size=90) | st.sampled_from(["m", "w", "rows=1:2", "x" * 81])
+
+
+@given(
+    st.builds(
+        RequestRecord,
+        request_id=words,
+        method=words,
+        path=words | st.just("/" + "p" * 500),
+        route=words,
+        status=st.none() | st.just(200),
+        outcome=st.sampled_from([None, "complete", "client left"]),
+        seconds=st.sampled_from([0.0, 1e-7, 12.3456789]),
+        model=st.none() | words,
+        tensor=st.none() | words,
+        selection=st.none() | words,
+    )
+)
+def test_the_text_of_a_request_is_its_fields_in_order(record: RequestRecord) -> None:
+    message = _Access(record)
+    shown = {name: f"{value:.6f}" if name == "seconds" else str(value) for name, value in message.fields.items()}
+    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', str(message).removeprefix("request "))
+    assert {name: json.loads(text) if text[0] == '"' else text for name, text in pairs} == shown
+    assert [name for name, _ in pairs] == list(shown)
 
 
 def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

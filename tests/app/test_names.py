@@ -1,7 +1,7 @@
 """Names in URLs: every name comes back from the path that its href gives."""
 
 import asyncio
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import pytest
 from fastapi import FastAPI
@@ -96,6 +96,15 @@ def test_an_href_leads_to_its_name(model_id: bytes, name: bytes) -> None:
     assert asked(href(model_id, "data", name)) == (200, [b"data", model_id, name])
     assert asked(href(model_id, "tensors")) == (200, [b"tensors", model_id])
     assert asked(model_href(model_id)) == (200, [b"model", model_id])
+
+
+@given(st.binary(max_size=40) | st.text("ab=&%+2;#é", max_size=20).map(str.encode))
+@example(b"rows=7")
+@example(b"a=1&&=2&b&c=d=e&a=")
+@example(b"\xff=\xfe")
+def test_a_query_is_what_the_standard_library_makes_of_it(query: bytes) -> None:
+    escaped = query.decode("utf-8", "surrogateescape")
+    assert query_pairs(query) == parse_qsl(escaped, keep_blank_values=True, errors="surrogateescape")
 
 
 @given(model_ids.map(b"/".join), names)

@@ -80,8 +80,8 @@ async def ok(scope: Scope, send: Send) -> None:
 def test_a_record_has_what_was_asked_and_answered() -> None:
     async def steps(scope: Scope, send: Send) -> None:
         scope["route"] = type("Route", (), {"path": "/{name}"})
-        scope["path_params"] = {"model": "=a%2Fb", "tensor": "=w%FF"}
-        note_names(scope, {"rows": "0:2", "format": "npy", "cols": ":", "api_key": "s3cret"})
+        query = {"rows": "0:2", "format": "npy", "cols": ":", "api_key": "s3cret"}
+        note_names(scope, {"model": b"a/b", "tensor": b"w\xff"}, query)
         await send(started(status=206))
         await send(body(b"four"))
 
@@ -96,7 +96,7 @@ def test_a_record_has_what_was_asked_and_answered() -> None:
 
 def test_names_of_the_query_are_noted_unless_the_path_has_them() -> None:
     async def steps(scope: Scope, send: Send) -> None:
-        note_names(scope, {"model": "m", "tensor": "w\udcff"})
+        note_names(scope, {}, {"model": "m", "tensor": "w\udcff"})
         await ok(scope, send)
 
     record = Observed(steps).record
@@ -219,7 +219,7 @@ def test_what_is_no_request_passes_by() -> None:
 
 def test_a_scope_that_is_not_observed_has_a_record_to_fill() -> None:
     record_of({}).outcome = "aborted"
-    note_names({"state": {}}, {"model": "m"})
+    note_names({"state": {}}, {}, {"model": "m"})
 
 
 def test_every_answer_of_the_service_has_an_id(demo: Face) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.plan import Piece, Rows, View, Visit, assemble, plan
+from app.plan import Piece, Rows, View, Visit, assemble, only_run, plan
 from app.selection import Selection, select_all, select_nd, select_rows
 
 MOST_VIEWS = 1024
@@ -121,6 +121,17 @@ def test_row_edges_in_any_window(rows: str, row_items: int, window_items: int) -
     selection = select_rows(10, row_items, rows, None)
     assert selection.shape == expected.shape
     np.testing.assert_array_equal(answer(selection, tensor.ravel(), window_items), expected.ravel())
+
+
+@given(shapes, windows, st.data())
+def test_an_only_run_is_the_contiguous_piece_of_the_plan(
+    shape: tuple[int, ...], window_items: int, data: st.DataObject
+) -> None:
+    selection = select_nd(shape, ",".join(map(spelled, data.draw(indices(shape)))) if shape else "...")
+    pieces = list(islice(plan(selection, window_items), 2))
+    run = pieces[0].contiguous() if len(pieces) == 1 else None
+    expected = run and (pieces[0].visits[0].window, run.offset, run.n_items)
+    assert only_run(selection, window_items) == expected
 
 
 def test_neighbouring_rows_of_one_window_are_one_piece() -> None:

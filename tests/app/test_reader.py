@@ -14,6 +14,7 @@ from app.plan import plan
 from app.reader import Reader
 from app.selection import select_rows
 from app.snapshot import Snapshot
+from app.steps import Step
 from app.windows import WINDOW_WEIGHTS, source
 from tests.builder import build
 
@@ -40,7 +41,7 @@ def test_work_that_nobody_wants_ends_within_one_window(path: bytes, wanted_windo
             section = Section.of_items(weights, selection, as_bytes, 4, copies_nothing=True)
             (piece,) = plan(selection, weights.window_items)
             asked = iter([True] * wanted_windows + [False] * N_WINDOWS)
-            chunk = reader.chunk(section, piece, 0, scan=False, wanted=lambda: next(asked))
+            chunk = reader.begin(Step(section, piece), lambda: next(asked))
             assert isinstance(chunk, asyncio.Future)
             return bytes(await chunk)
 

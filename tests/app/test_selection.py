@@ -285,3 +285,23 @@ def test_no_count_is_too_large() -> None:
     assert select_rows(n_rows, 4, f"::{1 << 62}", None).shape == (1 << 62, 4)
     assert select_nd((n_rows, 3), "...,0").shape == (n_rows,)
     assert select_nd((n_rows, 3), "-1").parts == (Lattice((n_rows - 1) * 3, ((3, 1),)),)
+
+
+@given(st.integers(0, 6), st.integers(0, 6), parts, st.none() | parts)
+def test_a_single_part_is_what_a_list_of_it_is(n_rows: int, row_items: int, rows: str, cols: str | None) -> None:
+    def made(given: str | list[int | str]) -> Selection | str:
+        try:
+            return select_rows(n_rows, row_items, given, cols)
+        except BadRequest as problem:
+            return problem.detail
+
+    assert made(rows) == made([rows])
+
+
+def test_the_text_of_a_selection_stays_what_it_is() -> None:
+    """It is in the ETags that clients keep."""
+    assert select_rows(8, 4, "7", None).normal() == "(1, 4)[Lattice(base=28, dims=((4, 1),))]"
+    assert select_rows(8, 4, "5,1,0:4:2", "0:2").normal() == (
+        "(4, 2)[([20, 4], 2, 1), Lattice(base=0, dims=((2, 8), (2, 1)))]"
+    )
+    assert select_rows(8, 4, "3:3", None).normal() == "(0, 4)[]"

@@ -270,3 +270,21 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     fd = open_regular_file(os.fsencode(tmp_path / "m.gguf"))
     assert not os.get_inheritable(fd)
     os.close(fd)
+
+
+def test_what_is_kept_is_made_once_goes_when_it_is_much_and_goes_with_the_files(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(number: int) -> list[int]:
+        made.append(number)
+        return [number]
+
+    with opened(write(tmp_path / "m.gguf", base())) as snapshot:
+        first = snapshot.kept(0, lambda: make(0))
+        assert snapshot.kept(0, lambda: make(0)) is first
+        for number in range(5000):
+            assert snapshot.kept(number, lambda number=number: make(number)) == [number]  # type: ignore[misc]
+        assert len(snapshot._kept) <= 1024
+        assert snapshot.kept(0, lambda: make(0)) == [0]
+        assert (made.count(0), made.count(7)) == (2, 1)
+    assert snapshot._kept == {}
