@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -127,6 +128,7 @@ class WeightsResponse(Response):
             length += len(chunk)
             if length <= _KEPT_TEXT:
                 kept.append(Step(bytes(chunk)))
+        self._length = length
         self.raw_headers.append((b"content-length", str(length).encode()))
         return iter(kept) if length <= _KEPT_TEXT else self._steps()
 
@@ -162,8 +164,14 @@ class WeightsResponse(Response):
         stream = Stream(first, steps, wire, self._reader, self._snapshot, self._read_ahead)
         try:
             done = stream.start()
-            await gone.first(done)
-            done.result()
+            with suppress(ClientLeft):  # it may have done so with all that it wanted
+                await gone.first(done)
+            stream.stop()
+            await stream.ended
+            if stream.sent != self._length:
+                if done.cancelled():
+                    raise ClientLeft
+                done.result()
         finally:
             stream.stop()
             wire.account(stream.sent)

@@ -43,6 +43,7 @@ class PatientProtocol(HttpToolsProtocol):
     _unread = 0
     _unread_since = 0.0
     _wire: Wire | None = None
+    _streaming: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first request is due."""
@@ -59,6 +60,11 @@ class PatientProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        if self._wire is not None and self._streaming is not None:
+            # The server tells its newest request only, which may be one that was sent ahead of this answer.
+            self._streaming.disconnected = True
+            self._streaming.message_event.set()
+            self._wire.cut()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,13 +120,14 @@ class PatientProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits()
 
         def account(n_bytes: int) -> None:
-            self._wire = None
+            self._wire = self._streaming = None
             cycle.expected_content_length -= n_bytes
 
         try:
             self._wire = Wire(transport.get_extra_info("socket").fileno(), account)
         except OSError:  # no descriptor left: the transport has one
             return None
+        self._streaming = cycle
         return self._wire
 
     def _is_answering(self) -> bool:

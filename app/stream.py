@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 from app.reader import Reader
 from app.snapshot import Snapshot
@@ -35,12 +36,20 @@ class Stream:
         Where they are read from; it must be held until `stop`.
     read_ahead
         Steps made ahead of the one being sent. Together they are all the memory that a stream takes.
+
+    Attributes
+    ----------
+    sent
+        Bytes sent so far.
+    ended
+        Done when it was stopped and its threads have left: ``sent`` is final then.
     """
 
     def __init__(
         self, first: Step, steps: Iterator[Step], wire: Wire, reader: Reader, snapshot: Snapshot, read_ahead: int
     ) -> None:
         self.sent = 0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps = steps
         self._wire = wire
         self._reader = reader
@@ -67,7 +76,9 @@ class Stream:
         return self._done
 
     def stop(self) -> None:
-        """End, whether everything is sent or not; must be called, once."""
+        """End, whether everything is sent or not; must be called. What is being sent then may still be sent."""
+        if self._stopped:
+            return
         if self._stalled is not None:
             self._stalled.cancel()
         with self._lock:
@@ -81,16 +92,23 @@ class Stream:
     def _close(self) -> None:
         self._queue.clear()
         self._wire.close()
+        with suppress(RuntimeError):  # a loop that is closed has nobody left who would want to know
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def _add_thread(self) -> None:
         """Set one more thread to work; under the lock."""
         snapshot = self._snapshot.acquire()  # a thread may come to its work when the response is over
         try:
             self._reader.submit(self._work)
-        except BaseException:
+        except BaseException as error:  # the service stops
             snapshot.release()
-            raise
-        self._threads += 1
+            self._finish(error)
+        else:
+            self._threads += 1
 
     def _work(self) -> None:
         """What a thread does: make a chunk, send it when its turn comes, and again, while there is something to do."""
@@ -209,7 +227,8 @@ class Stream:
 
     def _finish(self, error: BaseException | None) -> None:
         self._over = True
-        self._loop.call_soon_threadsafe(self._land, error)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._land, error)
 
     def _land(self, error: BaseException | None) -> None:
         if self._done.done():

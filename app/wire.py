@@ -7,7 +7,10 @@ sent from there, it costs half of what it costs a moment later from another core
 
 import os
 import select
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from app.buffers import lend
 from app.splice import Pipe
@@ -39,6 +42,7 @@ class Wire:
         self.fd = os.dup(connection)
         self.waiting = 0
         self.account = account
+        self._closing = threading.Lock()
         self._pipe: Pipe | None = None
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLOUT)
@@ -70,9 +74,18 @@ class Wire:
         """Wait a moment, as long as a client that reads takes; whether the system takes more bytes then."""
         return bool(self._poll.poll(_BRIEFLY_MS))
 
+    def cut(self) -> None:
+        """End the connection at once, if this is not closed: it would keep it alive. For any thread."""
+        with self._closing:
+            if self.fd >= 0:
+                with socket.socket(fileno=os.dup(self.fd)) as connection, suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Let go of the socket; once, when no thread uses it."""
-        os.close(self.fd)
+        with self._closing:
+            fd, self.fd = self.fd, -1
+        os.close(fd)
         if self._pipe is not None:
             self._pipe.close()
 

@@ -155,13 +155,16 @@ def test_an_idle_connection_ends_after_its_time(volume: Path) -> None:
         assert is_cut(connection)
 
 
-def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Server) -> None:
+@pytest.mark.parametrize("sent_ahead", [b"", HEALTHZ])
+def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Server, sent_ahead: bytes) -> None:
     def settled(files: int) -> bool:
         return server.open_files() <= files
 
     files, memory = open_files_at_rest(server), server.memory()
     n_lines = len(server.log)
     stalled = [ask(server, DATA) for _ in range(8)]
+    for connection in stalled:
+        connection.sendall(sent_ahead)
     deadline = time.monotonic() + 20
     while not (len([line for line in server.log[n_lines:] if "client left" in line]) >= 8 and settled(files)):
         assert time.monotonic() < deadline, server.log[n_lines:]

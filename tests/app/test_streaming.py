@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -141,7 +142,8 @@ def test_clients_that_leave_stop_the_work_and_leave_nothing_behind(server: Serve
     leave(200)
     wait_until_idle(server)
     assert server.open_files() <= files
-    assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= threads
+    # The pool may grow to its three threads later than in the first twenty.
+    assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= threads + 3
     assert server.memory() < memory + 32 * MIB
     assert server.process.poll() is None
 
@@ -227,6 +229,30 @@ def test_a_file_overwritten_in_mid_stream_is_not_mixed_in(tmp_path: Path) -> Non
         length, body = read_answer(connection, start)
         assert len(body) < length
         assert set(np.frombuffer(body[: len(body) // 4 * 4], "<f4")) == {1.0}
+
+
+def test_an_answer_that_was_taken_whole_is_complete_in_the_log(tmp_path: Path) -> None:
+    """Also where the client closes the connection at once after its last byte."""
+    write_f32(tmp_path / "m.gguf", 6, 1.0)
+    with Server(tmp_path) as server:
+        path = f"http://127.0.0.1:{server.port}/v1/models/m/-/data/w?dtype=float16"
+
+        def take(times: int) -> None:
+            for _ in range(times):
+                with httpx.Client(headers={"Connection": "close"}) as client:
+                    assert len(client.get(path).content) == 3 * MIB
+
+        clients = [threading.Thread(target=take, args=(25,)) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        deadline = time.monotonic() + 10
+        while len(lines := [line for line in server.log if "tensor=w" in line]) < 100:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert [line for line in lines if "outcome=complete" not in line or f"bytes_sent={3 * MIB}" not in line] == []
+        assert not any("Traceback" in line for line in server.log)
 
 
 def test_sigterm_with_a_stuck_reader_stops_in_time(tmp_path: Path) -> None:
