@@ -76,6 +76,11 @@ class Piece:
 
 def plan(selection: Selection, window_items: int) -> Iterator[Piece]:
     """The pieces that answer ``selection``, in order; every piece has at least one item."""
+    if len(selection.parts) == 1 and isinstance(selection.parts[0], Lattice):
+        base, dims = selection.parts[0].base, selection.parts[0].dims
+        if len(dims) == 1 and dims[0][1] == 1 and base % window_items == 0:
+            yield from _windows_in_turn(base // window_items, dims[0][0], window_items)
+            return
     for are_lattices, group in groupby(selection.parts, lambda part: isinstance(part, Lattice)):
         if are_lattices:
             yield from _pieces(_every_view(group, window_items), window_items)
@@ -149,6 +154,15 @@ def _copy_rows(rows: Rows, window: NDArray[Any], out: NDArray[Any]) -> None:
         every = every[:, ::-1]
     first = rows.offsets if rows.stride > 0 else rows.offsets - extent
     out.reshape(-1, rows.n_items)[rows.places] = every[first]
+
+
+def _windows_in_turn(window: int, n_items: int, window_items: int) -> Iterator[Piece]:
+    """The pieces of a run from the start of a window on, as whole tensors are: no view is to be joined or cut."""
+    while n_items > 0:
+        taken = min(n_items, window_items)
+        yield Piece((Visit(window, (View(0, 0, 1, 0, taken, 1),)),), taken)
+        window += 1
+        n_items -= taken
 
 
 def _every_view(parts: Iterable[Lattice | Gather], window_items: int) -> Iterator[tuple[int, View]]:

@@ -10,6 +10,7 @@ import click
 from bench import beside, cache, decoders, gather, memory, requests, scale, serve
 from bench import open as opening
 from bench._table import Machine, Table, write_table
+from bench._targets import write_targets
 
 __all__ = ["BENCHMARKS", "Benchmark", "main"]
 
@@ -42,7 +43,7 @@ BENCHMARKS = {
 def main(names: tuple[str, ...], out: Path, quick: bool) -> None:
     """Run the benchmarks called NAME, or all: decoders serve requests open cache scale memory gather beside.
 
-    Each table is printed, and written as NAME.json, NAME.md and NAME.png.
+    Each table is printed, and written as NAME.json, NAME.md and NAME.png; targets.md sums all of the folder up.
     """
     chosen = {name: BENCHMARKS[name] for name in names or BENCHMARKS}
     for name, benchmark in chosen.items():
@@ -54,3 +55,4 @@ def main(names: tuple[str, ...], out: Path, quick: bool) -> None:
         for table in benchmark.run(quick):
             click.echo(table.text())
             write_table(table, machine, out)
+    write_targets(out)

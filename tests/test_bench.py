@@ -32,6 +32,7 @@ from bench._receivers import Receivers
 from bench._run import BENCHMARKS, main
 from bench._servers import cpu_seconds
 from bench._table import Machine, Plot, Series, Table, Target
+from bench._targets import write_targets
 from bench._timing import alternate, best, geometric_mean
 from bench.scale import straight_line
 from decoders import GGMLType, dequantize, info
@@ -80,6 +81,15 @@ def test_a_table_as_json_has_figures_targets_and_the_machine() -> None:
     assert document["machine"]["versions"]["numpy"] == np.__version__
     assert document["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert document["machine"]["quick"] is False
+
+
+def test_targets_of_all_tables_are_on_one_page(tmp_path: Path) -> None:
+    (tmp_path / "example.json").write_text(TABLE.json(Machine.here(quick=True)), encoding="utf-8")
+    write_targets(tmp_path)
+    assert (tmp_path / "targets.md").read_text(encoding="utf-8").splitlines()[4:] == [
+        "| [example](example.md) | ratio | at least 1 | 0.5 | **not reached** |",
+        "| [example](example.md) | p50 | at most 2 | 1.5 | reached |",
+    ]
 
 
 def test_a_row_with_a_cell_missing_is_refused() -> None:
