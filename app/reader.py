@@ -74,7 +74,7 @@ class Reader:
         """
         if isinstance(step.element, bytes):
             return step.element
-        chunk = self._quick(step.element, step)
+        chunk = self.quick(step.element, step)
         if chunk is not None:
             step.cached = True
             return chunk
@@ -87,6 +87,22 @@ class Reader:
             raise
         job.add_done_callback(lambda _: snapshot.release())
         return asyncio.wrap_future(job)
+
+    def quick(self, section: Section, step: Step) -> Chunk | None:
+        """The chunk of a step of a section, if its windows are all cached and little is left to do; else None."""
+        if section.source.kind == "native":
+            return None
+        if not section.copies_nothing and step.piece.n_items > _INLINE_CONVERTED:
+            return None
+        if sum(len(visit.views) for visit in step.piece.visits) > _INLINE_VIEWS:
+            return None
+        windows: dict[int, NDArray[Any]] = {}
+        for visit in step.piece.visits:
+            window = self.cache.peek(section.source.key(visit.window), scan=step.scan)
+            if window is None:
+                return None
+            windows[visit.window] = window
+        return _cut(section.encode(assemble(step.piece, windows.__getitem__), step.start), step)
 
     def make(self, step: Step, wanted: Callable[[], bool]) -> tuple[Chunk, bool]:
         """The chunk of a step, made in this thread, and whether its windows were cached.
@@ -101,7 +117,7 @@ class Reader:
         section = step.element
         if isinstance(section, bytes):
             return section, True
-        chunk = self._quick(section, step)
+        chunk = self.quick(section, step)
         if chunk is not None:
             return chunk, True
         source = section.source
@@ -130,22 +146,6 @@ class Reader:
     def _left_the_queue(self) -> None:
         with self._lock:
             self._waiting -= 1
-
-    def _quick(self, section: Section, step: Step) -> Chunk | None:
-        """The chunk of a step whose windows are all cached, if little is left to do."""
-        if section.source.kind == "native":
-            return None
-        if not section.copies_nothing and step.piece.n_items > _INLINE_CONVERTED:
-            return None
-        if sum(len(visit.views) for visit in step.piece.visits) > _INLINE_VIEWS:
-            return None
-        windows: dict[int, NDArray[Any]] = {}
-        for visit in step.piece.visits:
-            window = self.cache.peek(section.source.key(visit.window), scan=step.scan)
-            if window is None:
-                return None
-            windows[visit.window] = window
-        return _cut(section.encode(assemble(step.piece, windows.__getitem__), step.start), step)
 
     def _decode(self, source: Source, number: int) -> NDArray[Any]:
         began = perf_counter()

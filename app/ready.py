@@ -6,22 +6,19 @@ Most small requests are of this kind. Whatever is not is for `app.body`.
 from collections.abc import Mapping
 from functools import lru_cache
 from time import perf_counter
-from typing import Any
 
-from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.content import Content, Section
-from app.plan import assemble, only_run, plan
+from app.plan import only_run, plan
 from app.reader import Reader
-from app.steps import Chunk
+from app.steps import Chunk, Step
 
 __all__ = ["ReadyResponse", "ready_body"]
 
 _MOST_BYTES = 1 << 16  # what a server takes without waiting for the client
 _MOST_CONVERTED = 4096  # items, where each is converted
-_MOST_VIEWS = 128
 
 
 def ready_body(content: Content, reader: Reader) -> Chunk | None:
@@ -49,19 +46,13 @@ def _items(section: Section, reader: Reader) -> Chunk | None:
         window = reader.cache.peek(source.key(number), scan=scan)
         if window is None:
             return None
-        items = window[offset : offset + n_items]
+        chunk = section.encode(window[offset : offset + n_items], 0)
     else:
         piece = next(plan(selection, source.window_items))
-        if piece.n_items != n_items or sum(len(visit.views) for visit in piece.visits) > _MOST_VIEWS:
+        made = reader.quick(section, Step(section, piece, scan=scan)) if piece.n_items == n_items else None
+        if made is None:
             return None
-        windows: dict[int, NDArray[Any]] = {}
-        for visit in piece.visits:
-            window = reader.cache.peek(source.key(visit.window), scan=scan)
-            if window is None:
-                return None
-            windows[visit.window] = window
-        items = assemble(piece, windows.__getitem__)
-    chunk = section.encode(items, 0)
+        chunk = made
     if section.n_bytes is None or len(chunk) == section.n_bytes:
         return chunk
     return chunk[section.skip : section.skip + section.n_bytes]
