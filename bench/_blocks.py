@@ -4,36 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoders import GGMLType, info
+from tests.demo import HALF_SCALES
 
 __all__ = ["random_blocks"]
 
 # Where a block has scales of half precision. Random bytes there would make infinities and NaNs, and subnormal
 # products, at which some processors are many times slower.
-_HALF_SCALES: dict[GGMLType, tuple[int, ...]] = {
-    GGMLType.Q4_0: (0,),
-    GGMLType.Q4_1: (0, 2),
-    GGMLType.Q5_0: (0,),
-    GGMLType.Q5_1: (0, 2),
-    GGMLType.Q8_0: (0,),
-    GGMLType.Q8_1: (0, 2),
-    GGMLType.Q2_K: (80, 82),
-    GGMLType.Q3_K: (108,),
-    GGMLType.Q4_K: (0, 2),
-    GGMLType.Q5_K: (0, 2),
-    GGMLType.Q6_K: (208,),
-    GGMLType.IQ2_XXS: (0,),
-    GGMLType.IQ2_XS: (0,),
-    GGMLType.IQ3_XXS: (0,),
-    GGMLType.IQ1_S: (0,),
-    GGMLType.IQ4_NL: (0,),
-    GGMLType.IQ3_S: (0,),
-    GGMLType.IQ2_S: (0,),
-    GGMLType.IQ4_XS: (0,),
-    GGMLType.TQ1_0: (52,),
-    GGMLType.TQ2_0: (64,),
-    GGMLType.Q1_0: (0,),
-    GGMLType.Q2_0: (0,),
-}
+_HALF_SCALES = {**HALF_SCALES, GGMLType.TQ1_0: (52,), GGMLType.TQ2_0: (64,)}
 
 
 def random_blocks(type_: GGMLType, n_weights: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -13,10 +13,10 @@ import decoders
 from decoders import GGMLType
 from tests import builder
 
-__all__ = ["demo_model"]
+__all__ = ["HALF_SCALES", "demo_model"]
 
 # Where a block has its scales: random bytes there would be infinities and NaNs.
-_HALF_SCALES = {
+HALF_SCALES = {
     GGMLType.Q4_0: (0,),
     GGMLType.Q4_1: (0, 2),
     GGMLType.Q5_0: (0,),
@@ -84,7 +84,7 @@ def _blocks(ggml_type: GGMLType, n_weights: int) -> bytes:
     shape = n_weights // block.block_weights, block.block_bytes
     size = shape[0] * shape[1]
     blocks = np.frombuffer(hashlib.shake_256(ggml_type.name.encode()).digest(size), np.uint8).reshape(shape).copy()
-    for at in _HALF_SCALES.get(ggml_type, ()):
+    for at in HALF_SCALES.get(ggml_type, ()):
         scales = (1 + np.arange(shape[0]) % 7).astype(np.float16) / np.float16(128)
         blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(-1, 2)
     if ggml_type is GGMLType.MXFP4:

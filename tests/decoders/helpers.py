@@ -72,7 +72,8 @@ def ggml_block(type_: int) -> tuple[int, int]:
 
 
 @cache
-def _to_float(type_: int) -> Any:
+def ggml_to_float(type_: int) -> Any:
+    """ggml's own `to_float`, as a function of the addresses of blocks and floats and the number of weights, or None."""
     address = _ggml().ggml_get_type_traits(int(type_)).contents.to_float
     if not address and type_ == GGMLType.Q8_K:  # kept for activations: a function, but no trait
         address = ctypes.cast(_ggml().dequantize_row_q8_K, ctypes.c_void_p).value
@@ -83,7 +84,7 @@ def _to_float(type_: int) -> Any:
 
 def ggml_decodes(type_: int) -> bool:
     """Whether ggml has a decoder to compare with."""
-    return _to_float(type_) is not None
+    return ggml_to_float(type_) is not None
 
 
 def ggml_dequantize(blocks: NDArray[np.uint8], type_: int) -> NDArray[np.float32]:
@@ -91,7 +92,7 @@ def ggml_dequantize(blocks: NDArray[np.uint8], type_: int) -> NDArray[np.float32
     weights, size = ggml_block(type_)
     out = np.empty(blocks.size // size * weights, np.float32)
     if out.size:
-        _to_float(type_)(blocks.ctypes.data, out.ctypes.data, out.size)
+        ggml_to_float(type_)(blocks.ctypes.data, out.ctypes.data, out.size)
     return out
 
 
