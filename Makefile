@@ -25,7 +25,7 @@ programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, ngi
 real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every tensor against gguf-py
 	$(RUN) -m tests.real $(REAL)
 
-bench: $(VENV)/bench $(REAL)  ## as root on Debian: install nginx and wrk, measure everything (20 minutes) and write bench/results
+bench: $(VENV)/bench $(REAL)  ## as root on Debian: install nginx and wrk, measure everything (10 minutes) and write bench/results
 	apt-get update -q && apt-get install -yq --no-install-recommends nginx-light wrk
 	$(RUN) -m bench
 

@@ -56,7 +56,7 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=256,
-            description="Threads of each worker that read and decode windows. Default: cores + 1.",
+            description="Threads of each worker that read, decode and send windows. Default: cores + 1.",
         ),
     ] = _default_threads()
     read_ahead: Annotated[

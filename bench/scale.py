@@ -55,20 +55,7 @@ def _sizes(receivers: Receivers, quick: bool) -> Table:
             [size, took * 1e3, fitted * 1e3, took / fitted - 1, size * _MIB / took / 1e9]
             for size, took, fitted in zip(sizes, seconds, line, strict=True)
         ],
-        [
-            Plot(
-                [
-                    Series("measured", [took * 1e3 for took in seconds]),
-                    Series("straight line", [fitted * 1e3 for fitted in line], ceiling=True),
-                ],
-                sizes,
-                "milliseconds",
-                "MiB of float32",
-                kind="lines",
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        [_beside_line(seconds, line, sizes, "milliseconds", "MiB of float32")],
         [_straight(seconds, line)],
         [f"exponent from {sizes[2]} MiB on: {exponent:.3f}; {_HOW_FITTED}"],
     )
@@ -96,18 +83,7 @@ def _streams(receivers: Receivers, quick: bool) -> Table:
             for streams, took, fitted, each in zip(_STREAMS, seconds, line, per_mib, strict=True)
         ],
         [
-            Plot(
-                [
-                    Series("measured", [took * 1e3 for took in seconds]),
-                    Series("straight line", [fitted * 1e3 for fitted in line], ceiling=True),
-                ],
-                _STREAMS,
-                "milliseconds until the last is done",
-                "streams",
-                kind="lines",
-                log_x=True,
-                log_y=True,
-            ),
+            _beside_line(seconds, line, _STREAMS, "milliseconds until the last is done", "streams"),
             Plot([Series("measured", per_mib)], _STREAMS, "µs per MiB of float32", "streams", kind="lines", log_x=True),
         ],
         [_straight(seconds, line)],
@@ -126,6 +102,14 @@ def straight_line(places: Sequence[float], seconds: Sequence[float]) -> list[flo
     if start < 0:
         start, slope = 0.0, float(np.mean(terms[:, 1] / times) / np.mean((terms[:, 1] / times) ** 2))
     return [float(start + slope * place) for place in places]
+
+
+def _beside_line(
+    seconds: Sequence[float], line: Sequence[float], x: Sequence[float], y_label: str, x_label: str
+) -> Plot:
+    measured = Series("measured", [took * 1e3 for took in seconds])
+    straight = Series("straight line", [fitted * 1e3 for fitted in line], ceiling=True)
+    return Plot([measured, straight], x, y_label, x_label, kind="lines", log_x=True, log_y=True)
 
 
 def _straight(seconds: Sequence[float], line: Sequence[float]) -> Target:
