@@ -105,7 +105,12 @@ class _Access:
         r = self._record
         texts = (r.request_id, r.method, r.path, r.route, r.outcome, r.model, r.tensor)
         joined = "%s%s%s%s%s%s%s" % texts  # noqa: UP031 - None is a text here, as plain as any
-        if len(joined) > _LONGEST_OF_ALL or "" in texts or r.status is None or not _PLAIN.fullmatch(joined):
+        if (
+            len(joined) > _LONGEST_OF_ALL
+            or "" in texts
+            or None in (r.status, r.outcome)
+            or not _PLAIN.fullmatch(joined)
+        ):
             return None
         line = (
             f"request request_id={r.request_id} method={r.method} path={r.path} route={r.route} status={r.status} "
