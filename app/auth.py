@@ -11,6 +11,7 @@ without globs may read every model, and a line that begins with ``#`` is a comme
 A request gives its key as ``Authorization: Bearer KEY`` (RFC 6750) or as ``X-API-Key: KEY``.
 """
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
 
-import anyio.to_thread
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,6 +31,7 @@ from app.errors import Problem
 from app.limits import PROBES
 from app.problems import problem_response
 from app.settings import Settings
+from app.threads import Threads
 
 __all__ = ["Authenticate", "Grant", "Keys", "KeysError", "grant_of"]
 
@@ -39,6 +40,7 @@ _VISIBLE = re.compile(rb"[!-~]+")  # what a header can carry, without blanks
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 _LARGEST_FILE = 1 << 20
 _CHECK_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
 _ALIAS_SUFFIX = b".gguf"
 _VARY = "Authorization, X-API-Key"
 
@@ -53,6 +55,10 @@ class KeysError(ValueError):
         super().__init__(f"{place}{'' if line is None else f', line {line}'}: {reason}")
         self.place = place
         self.line = line
+
+
+class _NotRead(KeysError):
+    """The file cannot be read now, which says nothing of what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class Keys:
         self._text = text
         self._file = file
         self._identity: object = None
+        self._complaint = ""
         self._checked = time.monotonic()
         self._grants: list[tuple[bytes, Grant]] = self._read()
 
@@ -119,6 +126,11 @@ class Keys:
             return None
         text = None if secret is None else secret.get_secret_value().encode("utf-8", "surrogateescape")
         return cls(text, settings.api_keys_file)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a file, which may change."""
+        return self._file is not None
 
     def match(self, key: bytes) -> Grant | None:
         """The grant of a key, or None for one that is not valid; takes as long for either."""
@@ -148,9 +160,13 @@ class Keys:
         try:
             self._grants = self._read()
         except KeysError as error:
-            self._identity = identity
-            _log.warning("the API keys stay what they were: %s", error)
+            # One that was not read is not known, and is read again until it is.
+            self._identity = None if isinstance(error, _NotRead) else identity
+            if not isinstance(error, _NotRead) or str(error) != self._complaint:
+                _log.warning("the API keys stay what they were: %s", error)
+            self._complaint = str(error)
         else:
+            self._complaint = ""
             _log.info("read the API keys again: %d are valid", len(self._grants))
 
     def _read(self) -> list[tuple[bytes, Grant]]:
@@ -163,8 +179,11 @@ class Keys:
                 with self._file.open("rb") as file:
                     identity = _identity(os.fstat(file.fileno()))
                     content = file.read(_LARGEST_FILE + 1)
+                    changed = _identity(os.fstat(file.fileno())) != identity
             except OSError as error:
-                raise KeysError(place, None, f"it cannot be read: {error.strerror or error}.") from None
+                raise _NotRead(place, None, f"it cannot be read: {error.strerror or error}.") from None
+            if changed:
+                raise _NotRead(place, None, "it was changed while it was read.")
             if len(content) > _LARGEST_FILE:
                 raise KeysError(place, None, f"it is over the limit of {_LARGEST_FILE} bytes.")
             self._add(grants, place, content)
@@ -202,7 +221,8 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 class Authenticate:
     """ASGI middleware that puts a `Grant` at ``scope["state"]["grant"]``, or answers 401 to who gives no valid key.
 
-    Where keys are asked for, answers are marked as private, since they differ by key.
+    Where keys are asked for, answers are marked as private, since they differ by key. A file of keys is looked at in a
+    thread of its own; where that takes long, the keys are what they were meanwhile.
 
     Parameters
     ----------
@@ -215,6 +235,8 @@ class Authenticate:
     def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics_open: bool) -> None:
         self._app = app
         self._keys = keys
+        self._looks = None if keys is None or not keys.has_file else Threads(1, "keys", most_waiting=1)
+        self._look: asyncio.Future[None] | None = None
         self._open = PROBES | {"/metrics"} if metrics_open else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,7 +253,7 @@ class Authenticate:
             await self._app(scope, receive, send)
         else:
             if self._keys.due():
-                await anyio.to_thread.run_sync(self._keys.reload)
+                await self._look_again(self._keys)
             given = _given_keys(scope)
             grants = [grant for key in given if (grant := self._keys.match(key)) is not None]
             if grants:
@@ -239,6 +261,14 @@ class Authenticate:
                 await self._app(scope, receive, _private(send))
             else:
                 await problem_response(_refusal(given), {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    async def _look_again(self, keys: Keys) -> None:
+        if self._looks is None or (self._look is not None and not self._look.done()):
+            return
+        look = self._look = asyncio.wrap_future(self._looks.submit(keys.reload))
+        await asyncio.wait((look,), timeout=_PATIENCE_SECONDS)
+        if look.done():
+            look.result()
 
 
 def _given_keys(scope: Scope) -> list[bytes]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.content import Content, content_length
-from app.errors import Problem
+from app.errors import Problem, exhausted
 from app.gate import StreamGate
 from app.names import text
 from app.observe import record_of
@@ -100,6 +100,8 @@ class WeightsResponse(Response):
             record_of(scope).outcome = "client left"
         except asyncio.CancelledError:
             # The server ends what still runs when its grace is over. Nobody waits for this task: it may just end.
+            if record_of(scope).status is None:
+                raise
             _log.error("aborted an answer of model %r: the service stops", text(self._snapshot.model_id))
         finally:
             self._over = True
@@ -151,10 +153,11 @@ class WeightsResponse(Response):
                 step.chunk = None
                 if gone.known:
                     raise ClientLeft
-        except (Problem, MemoryError) as error:
-            if not started:
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else exhausted(error)
+            if not started or problem is None:
                 raise
-            _log.error("aborted an answer of model %r: %s", text(self._snapshot.model_id), error)
+            _log.error("aborted an answer of model %r: %s", text(self._snapshot.model_id), problem)
             return  # short of its Content-Length, at which the server closes the connection
         if not started:
             await self._start(send)

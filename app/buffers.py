@@ -42,14 +42,14 @@ class Buffers:
         """An array of ``n_weights`` weights, of any content.
 
         Its memory is used again only when the array and all views of it (slices, memoryviews) are gone, and never if
-        it was lent. The one that was given back last comes first: it is still in a core's cache.
+        it was lent. The one that was given back last comes first: it is still in a core's cache. Raises MemoryError.
         """
         if n_weights != self._n_weights:
             return np.empty(n_weights, np.float32)
         try:
             memory = self._idle.pop()
         except IndexError:
-            memory = _Memory(-1, n_weights * 4, flags=_FLAGS)
+            memory = _fresh(n_weights * 4)
         # Views of the array keep the array itself alive, since it does not own its memory: when it goes, all are gone.
         array = np.frombuffer(memory, np.float32)
         weakref.finalize(array, self._give_back, memory).atexit = False
@@ -59,6 +59,13 @@ class Buffers:
         # Runs wherever the last view goes, also inside other code of this class: it may take no lock.
         if len(self._idle) < self._keep and not memory.lent:
             self._idle.append(memory)
+
+
+def _fresh(n_bytes: int) -> _Memory:
+    try:
+        return _Memory(-1, n_bytes, flags=_FLAGS)
+    except OSError as error:  # of no file: whatever its number, it is memory that there is none of
+        raise MemoryError(f"no memory for a window: {error.strerror or error}") from error
 
 
 def lend(view: memoryview) -> bool:

@@ -70,8 +70,8 @@ class WindowCache:
                 return window
             other = self._flights.get(key)
             if other is None:
-                flight = self._flights[key] = _Flight(keep=not scan)
                 self._misses += 1
+                flight = self._flights[key] = _Flight(keep=not scan)
             else:
                 self._hits += 1
                 other.keep |= not scan
@@ -85,11 +85,15 @@ class WindowCache:
                 self._flights.pop(key)
             flight.landed.set_exception(error)
             raise
-        with self._lock:
-            self._flights.pop(key)
-            if flight.keep and not flight.dropped:
-                self._insert(key, window)
-        flight.landed.set_result(window)
+        try:
+            with self._lock:
+                self._flights.pop(key)
+                if flight.keep and not flight.dropped:
+                    self._insert(key, window)
+        except MemoryError:
+            pass  # it is good, and not kept
+        finally:
+            flight.landed.set_result(window)
         return window
 
     def drop(self, group: Hashable) -> None:
@@ -131,12 +135,14 @@ class WindowCache:
         return window
 
     def _promote(self, key: Key, window: Window) -> None:
-        del self._probation[key]
+        # What may fail for want of memory comes first, here and below: then nothing is changed.
         self._protected[key] = window
+        del self._probation[key]
         self._protected_bytes += window.nbytes
         while self._protected_bytes > self._protected_budget:
-            demoted, least = self._protected.popitem(last=False)
+            demoted, least = next(iter(self._protected.items()))
             self._probation[demoted] = least
+            del self._protected[demoted]
             self._protected_bytes -= least.nbytes
 
     def _insert(self, key: Key, window: Window) -> None:
@@ -154,9 +160,16 @@ class WindowCache:
             keys.remove(old)
             if not keys:
                 del self._groups[old[0]]
-        self._probation[key] = window
+        keys = self._groups.setdefault(key[0], set())
+        try:
+            keys.add(key)
+            self._probation[key] = window
+        except MemoryError:
+            keys.discard(key)
+            if not keys:
+                del self._groups[key[0]]
+            raise
         self._bytes += window.nbytes
-        self._groups.setdefault(key[0], set()).add(key)
 
 
 class _Flight:

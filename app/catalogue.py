@@ -2,7 +2,8 @@
 
 Files are told apart by stat alone: an open snapshot is used while the stat of its files stays what it was, and a
 listed model is described anew only when it does not. A look at the volume holds for ``recheck_seconds``.
-Every method may wait for the volume (a network mount may be slow): call them from a thread, except `Catalogue.recent`.
+Every method may wait for the volume (a network mount may be slow): call them from a thread, except `Catalogue.recent`
+and `Catalogue.latest`.
 """
 
 import os
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.errors import NotFound, Problem, Unavailable, Unreadable
+from app.errors import NotFound, Problem, Unavailable, Unreadable, exhausted
 from app.gguf import GGUFError, SplitError
 from app.snapshot import FileIdentity, Snapshot
 from app.summary import Summary, summarize
-from app.volume import Found, Volume
+from app.volume import Found, Volume, is_absence, volume_error
 
 __all__ = ["Catalogue", "Listed", "no_such_model"]
 
@@ -40,6 +41,10 @@ class Listed:
     problem: Problem | None
 
 
+class _NoPermission(Unreadable):
+    """The file cannot be opened by this process, which says nothing of what is in it."""
+
+
 @dataclass(slots=True)
 class _Entry:
     """What came of opening a model: a snapshot, held once, or the problem; good while the files stay what they were."""
@@ -48,6 +53,10 @@ class _Entry:
     identities: tuple[FileIdentity, ...]
     outcome: Snapshot | Unreadable
     checked: float
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self.outcome if isinstance(self.outcome, Snapshot) else None
 
     @property
     def header_bytes(self) -> int:
@@ -99,6 +108,12 @@ class Catalogue:
             self._entries.move_to_end(model_id)
             return entry.outcome.acquire()
 
+    def latest(self, model_id: bytes) -> Snapshot | None:
+        """The snapshot of a model as it was when the volume last told, held once for the caller; never waits."""
+        with self._lock:
+            entry = self._entries.get(model_id)
+            return entry.snapshot.acquire() if entry is not None and entry.snapshot is not None else None
+
     def snapshot(self, model_id: bytes) -> Snapshot:
         """The present snapshot of a model, held once for the caller, who must release it.
 
@@ -109,7 +124,7 @@ class Catalogue:
         Unreadable
             ``unreadable-model`` or ``incomplete-split``, with the reason.
         Unavailable
-            ``volume-error``: the volume does not answer.
+            ``volume-error``: the volume does not answer. ``overloaded``: the system is exhausted. What is open stays.
         """
         with self._lock:
             opening = self._opening.setdefault(model_id, threading.Lock())
@@ -127,14 +142,14 @@ class Catalogue:
         Raises
         ------
         Unavailable
-            ``volume-error``: the root cannot be listed.
+            ``volume-error``: the root cannot be listed. ``overloaded``: the system is exhausted.
         """
         with self._listing:
             if time.monotonic() - self._list_made > self._recheck_seconds:
-                if not self.volume.readable():
-                    raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
-                before, self._listed = self._listed, {}
-                self._list = [self._describe(found, before) for found in self.volume.walk()]
+                found = list(self.volume.walk())
+                described = {one.model_id: self._described(one) for one in found}
+                self._listed = described
+                self._list = [listed for _, _, listed in described.values()]
                 self._list_made = time.monotonic()
             return self._list
 
@@ -142,8 +157,12 @@ class Catalogue:
         """Close the models whose files were replaced or removed, so that a deleted file's room on the disk is freed."""
         with self._lock:
             entries = list(self._entries.items())
-        gone = [(model_id, entry) for model_id, entry in entries if _identities(entry.found) != entry.identities]
-        for model_id, entry in gone:
+        for model_id, entry in entries:
+            try:
+                if _identities(entry.found) == entry.identities:
+                    continue
+            except Unavailable:  # nobody knows
+                continue
             with self._lock:
                 if self._entries.get(model_id) is not entry:
                     continue
@@ -180,13 +199,13 @@ class Catalogue:
         if entry is not None:
             self._close(entry)
         if found is None:
-            if not self.volume.readable():
-                raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
+            self.volume.check()
             raise no_such_model(model_id)
         try:
             snapshot = _opened(found)
         except Unreadable as problem:
-            self._keep(model_id, _Entry(found, identities, _copy(problem), checked))
+            if not _may_pass(problem):
+                self._keep(model_id, _Entry(found, identities, _copy(problem), checked))
             raise
         try:
             snapshot.fingerprint()  # read here, in a thread, so that it is there when an ETag is asked for
@@ -215,30 +234,29 @@ class Catalogue:
         for old in surplus:
             old.close()
 
-    def _describe(
-        self, found: Found, before: dict[bytes, tuple[tuple[bytes, ...], tuple[FileIdentity, ...], Listed]]
-    ) -> Listed:
-        identities = _identities(found)
-        known = before.get(found.model_id)
-        if (
-            known is not None
-            and identities
-            and known[:2] == (found.paths, identities)
-            and not found.missing
-            and not isinstance(known[2].problem, Unavailable)  # the file is what it was; the volume may answer now
-        ):
-            listed = known[2]
-        else:
-            size = sum(identity.size for identity in identities)
-            summary, problem = None, None
-            try:
-                with _opened(found) as snapshot:
-                    summary = summarize(snapshot.model)
-            except Problem as error:
-                problem = _copy(error)
-            listed = Listed(found.model_id, len(found.paths), size, summary, problem)
-        self._listed[found.model_id] = found.paths, identities, listed
-        return listed
+    def _described(self, found: Found) -> tuple[tuple[bytes, ...], tuple[FileIdentity, ...], Listed]:
+        summary: Summary | None = None
+        problem: Problem | None = None
+        identities: tuple[FileIdentity, ...] = ()
+        try:
+            identities = _identities(found)
+            known = self._listed.get(found.model_id)
+            if (
+                known is not None
+                and identities
+                and known[:2] == (found.paths, identities)
+                and not found.missing
+                and not _may_pass(known[2].problem)
+            ):
+                return known
+            with _opened(found) as snapshot:
+                summary = summarize(snapshot.model)
+        except Problem as error:
+            problem = _copy(error)
+        except MemoryError as error:
+            problem = exhausted(error)
+        size = sum(identity.size for identity in identities)
+        return found.paths, identities, Listed(found.model_id, len(found.paths), size, summary, problem)
 
 
 def no_such_model(model_id: bytes) -> NotFound:
@@ -250,11 +268,18 @@ def no_such_model(model_id: bytes) -> NotFound:
 
 
 def _identities(found: Found | None) -> tuple[FileIdentity, ...]:
-    """The identities of a model's files now; none if one has just gone."""
+    """The identities of a model's files now; none if one has just gone. Raises Unavailable where nobody can tell."""
     try:
         return tuple(FileIdentity.of(os.stat(path)) for path in found.paths) if found else ()
-    except OSError:
-        return ()
+    except OSError as error:
+        if is_absence(error):
+            return ()
+        raise volume_error(error, "looking at the file") from error
+
+
+def _may_pass(problem: Problem | None) -> bool:
+    """Whether a problem may go while the files stay what they are: it is not kept."""
+    return isinstance(problem, Unavailable | _NoPermission)
 
 
 def _copy(problem: _P) -> _P:
@@ -280,8 +305,11 @@ def _opened(found: Found) -> Snapshot:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which part of a split set
         raise Unreadable(slug, f"{error}{notes}", offset=error.offset) from error
     except PermissionError as error:
-        raise Unreadable("unreadable-model", "the service has no permission to read the file.") from error
+        raise _NoPermission("unreadable-model", "the service has no permission to read the file.") from error
     except FileNotFoundError as error:
         raise no_such_model(found.model_id) from error
     except OSError as error:
-        raise Unavailable("volume-error", f"opening the file failed: {error.strerror or error}. Try again.") from error
+        raise volume_error(error, "opening the file") from error
+    except MemoryError as error:
+        detail = "there is no memory for the model's header now. Try again in a moment."
+        raise Unavailable("overloaded", detail) from error

@@ -1,11 +1,12 @@
 """The command line: ``serve``, ``check`` and ``settings``."""
 
 import os
+import resource
 import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 import uvicorn
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from app.auth import Keys, KeysError
 from app.logs import log_config
 from app.settings import ENV_PREFIX, Settings
+from app.threads import NoThreads
 
 __all__ = ["main"]
 
@@ -37,11 +39,12 @@ def serve(flags: tuple[str, ...]) -> None:
         click.echo(str(error), err=True)
         sys.exit(2)
     os.environ.update(settings.environment())  # worker processes read them from there
+    _take_descriptors()
     # The server raises the signal again once it has stopped: a stop that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with _shared_figures(settings):
+    with _shared_figures(settings), _said_shortly():
         uvicorn.run(
-            "app.server:create_app",
+            "app.server:create_served_app",
             factory=True,
             host=settings.host,
             port=settings.port,
@@ -91,6 +94,27 @@ def _settings(flags: Iterable[str], program: str) -> Settings:
             name = ".".join(str(part) for part in one["loc"])
             click.echo(f"{ENV_PREFIX}{name.upper()} or --{name.replace('_', '-')}: {one['msg']}", err=True)
         sys.exit(2)
+
+
+def _take_descriptors() -> None:
+    """Allow this process and its workers as many descriptors as the system lets them.
+
+    The usual limit of 1024 is there for programs of another kind, and less than the connections that there may be by
+    default. Beyond it new connections are cut, where the service would rather refuse them with an answer.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system that has no such number: it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextmanager
+def _said_shortly() -> Iterator[None]:
+    """Say in one line what keeps the service from starting where that is known, and exit 1."""
+    try:
+        yield
+    except NoThreads as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
 
 
 @contextmanager

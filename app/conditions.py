@@ -3,6 +3,7 @@
 Answered from validators and lengths alone; nothing is decoded to say 304, 412 or 416.
 """
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import pairwise
 
-from werkzeug.http import http_date, parse_date, parse_etags, parse_if_range_header, parse_range_header
+from werkzeug.http import http_date, parse_date, parse_etags, parse_if_range_header
 
 from app.content import Content, Section, content_length, narrowed
 from app.errors import ModelChanged, RangeNotSatisfiable
@@ -18,6 +19,9 @@ from app.errors import ModelChanged, RangeNotSatisfiable
 __all__ = ["Answer", "Validators", "answer", "heeded", "is_not_modified"]
 
 _MOST_RANGES = 16
+# RFC 9110, 14.1.1 and 14.1.2. werkzeug's parser takes blanks inside of a range, and "-0" for all bytes.
+_ONE_RANGE = "(?:[0-9]+-[0-9]*|-[0-9]+)"
+_BYTE_RANGES = re.compile(rf"bytes={_ONE_RANGE}(?:[ \t]*,[ \t]*{_ONE_RANGE})*", re.ASCII | re.IGNORECASE)
 _HEEDED = {
     name.encode(): name
     for name in ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "range")
@@ -28,10 +32,15 @@ _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """What tells one state of a resource from another: a strong ETag (quoted), and when it was last modified."""
+    """What tells one state of a resource from another: a strong ETag (quoted), and when it was last modified.
+
+    ``model_etag`` is that of the model it is about: If-Match may name either, so that a client can hold on to one state
+    of a model whatever it asks of it.
+    """
 
     etag: str
     modified_ns: int
+    model_etag: str
 
     @property
     def modified(self) -> datetime:
@@ -39,8 +48,12 @@ class Validators:
         return _modified(self.modified_ns)
 
     def headers(self) -> dict[str, str]:
-        """The ETag and Last-Modified headers."""
-        return {"ETag": self.etag, "Last-Modified": _last_modified(self.modified_ns)}
+        """The ETag, X-Model-ETag and Last-Modified headers."""
+        return {
+            "ETag": self.etag,
+            "X-Model-ETag": self.model_etag,
+            "Last-Modified": _last_modified(self.modified_ns),
+        }
 
 
 def _modified(modified_ns: int) -> datetime:
@@ -80,7 +93,8 @@ def is_not_modified(headers: Mapping[str, str], validators: Validators) -> bool:
     """
     tag = validators.etag.strip('"')
     if (wanted := headers.get("if-match")) is not None:
-        if not parse_etags(wanted).contains(tag):
+        tags = parse_etags(wanted)
+        if not (tags.contains(tag) or tags.contains(validators.model_etag.strip('"'))):
             raise ModelChanged(validators.etag)
     elif (date := _date(headers.get("if-unmodified-since"))) is not None and validators.modified > date:
         raise ModelChanged(validators.etag)
@@ -108,12 +122,9 @@ def answer(headers: Mapping[str, str], validators: Validators, content: Content,
     whole.headers["Accept-Ranges"] = "bytes"
     if "range" not in headers:
         return whole
-    wanted = parse_range_header(headers["range"])
-    if wanted is None or wanted.units != "bytes" or not _is_of_this_state(headers, validators):
+    ranges = _byte_ranges(headers["range"], length)
+    if ranges is None or not _is_of_this_state(headers, validators):
         return whole
-    if len(wanted.ranges) > _MOST_RANGES:
-        return whole
-    ranges = [one for first, stop in wanted.ranges if (one := _resolved(first, stop, length))]
     if not ranges:
         raise RangeNotSatisfiable(length)
     if any(later[0] < before[1] for before, later in pairwise(ranges)):
@@ -135,12 +146,32 @@ def _multipart(whole: Answer, ranges: list[tuple[int, int]], length: int, media_
     return Answer(206, {**whole.headers, "Content-Type": f"multipart/byteranges; boundary={boundary}"}, content)
 
 
-def _resolved(first: int, stop: int | None, length: int) -> tuple[int, int] | None:
-    """A range as first and stop within the content, or None if it has no byte."""
-    if first < 0:  # the last bytes
-        first = max(0, length + first)
-    stop = length if stop is None else min(stop, length)
-    return (first, stop) if first < stop else None
+def _byte_ranges(value: str, length: int) -> list[tuple[int, int]] | None:
+    """The ranges of a Range header that have bytes of the content, as first and stop, in its order.
+
+    None for a header that is to be ignored: it is not by the grammar, a range of it ends before it begins, or there are
+    more than 16.
+    """
+    if not _BYTE_RANGES.fullmatch(value):
+        return None
+    members = value.partition("=")[2].split(",", _MOST_RANGES)
+    if len(members) > _MOST_RANGES:
+        return None
+    ranges: list[tuple[int, int]] = []
+    for member in members:
+        first, last = (digits.lstrip("0") or digits[:1] for digits in member.strip(" \t").split("-"))
+        if first and last and (len(first), first) > (len(last), last):
+            return None
+        start = _position(first) if first else max(0, length - _position(last))
+        stop = min(length, _position(last) + 1) if first and last else length
+        if start < stop:
+            ranges.append((start, stop))
+    return ranges
+
+
+def _position(digits: str) -> int:
+    """The number in digits without leading zeros; of those that are beyond any file, one that is."""
+    return int(digits) if len(digits) < 20 else 1 << 64
 
 
 def _is_of_this_state(headers: Mapping[str, str], validators: Validators) -> bool:

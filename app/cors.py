@@ -30,6 +30,7 @@ _SHOWN = (
     "Content-Range",
     "ETag",
     "Retry-After",
+    "X-Model-ETag",
     "X-Request-ID",
     "X-Tensor-Dtype",
     "X-Tensor-Shape",

@@ -9,11 +9,13 @@
     +-- TooLarge                  413 response-too-large, body-too-large, 414 url-too-long
     +-- RangeNotSatisfiable       416 range-not-satisfiable, with Content-Range
     +-- Unreadable                422 unreadable-model, incomplete-split, and every tensor fault
-    +-- Unavailable               503 volume-error, overloaded, with Retry-After
+    +-- Unavailable               503 volume-error, overloaded, shutting-down, with Retry-After
 
-Each becomes an application/problem+json body (RFC 9457) in `app.problems`.
+Each becomes an application/problem+json body (RFC 9457) in `app.problems`. What the system raises where it has no more
+memory, descriptors or threads is an Unavailable, too: `exhausted`.
 """
 
+import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +31,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "Unreadable",
+    "exhausted",
 ]
 
 
@@ -131,3 +134,28 @@ class Unavailable(Problem, OSError):
 
     status = 503
     headers: Mapping[str, str] = MappingProxyType({"Retry-After": "1"})
+
+
+_EXHAUSTED = {
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "descriptors",
+    errno.ENFILE: "descriptors",
+}
+_NO_THREAD = "can't start new thread"  # a RuntimeError of no kind of its own
+
+
+def exhausted(error: BaseException) -> Unavailable | None:
+    """The answer to an error that says that the system has no more of something: ``overloaded``. None for any other.
+
+    What was asked for is not at fault, and may be had as soon as others have let go.
+    """
+    what = None
+    if isinstance(error, MemoryError):
+        what = "memory"
+    elif isinstance(error, OSError):
+        what = _EXHAUSTED.get(error.errno or 0)
+    elif isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        what = "threads"
+    if what is None:
+        return None
+    return Unavailable("overloaded", f"the service has no {what} left for this now. Try again in a moment.")

@@ -1,15 +1,23 @@
-"""The gate that streams pass: so many at a time, a few that wait for a moment, and a refusal for the others.
+"""The gates: one that streams pass, and one that every request passes.
 
-Only answers of more than a window are streams. What is answered at once passes by, so small requests are served
-however many large ones wait.
+Streams: so many at a time, a few that wait for a moment, and a refusal for the others. Only answers of more than a
+window are streams. What is answered at once passes by, so small requests are served however many large ones wait.
+
+Requests: a few in each turn of the event loop, so that it looks at its sockets in between, and never one that watches
+over the service.
 """
 
 import asyncio
 from collections import deque
 
-from app.errors import Unavailable
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["StreamGate"]
+from app.errors import Unavailable
+from app.limits import PROBES
+
+__all__ = ["RequestGate", "StreamGate"]
+
+_A_TURN = 4
 
 
 class StreamGate:
@@ -77,3 +85,43 @@ class StreamGate:
             "an answer of up to a window (1 MiB) is no stream.",
             limit=self._most,
         )
+
+
+class RequestGate:
+    """ASGI middleware that lets a few requests begin in each turn of the event loop, in order, and probes at once.
+
+    The loop does all that it has to do before it looks at its sockets again: with hundreds of requests that came
+    together, a probe that came a moment later would wait for all of them.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._left = _A_TURN
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, when it may begin."""
+        if scope["type"] == "http" and scope["path"] not in PROBES:
+            loop = asyncio.get_running_loop()
+            if not self._turns:
+                self._turns = True
+                loop.call_soon(self._turn, loop)
+            if self._left:
+                self._left -= 1
+            else:
+                turn = loop.create_future()
+                self._waiting.append(turn)
+                await turn
+        await self._app(scope, receive, send)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turns = self._left < _A_TURN or bool(self._waiting)
+        self._left = _A_TURN
+        while self._waiting and self._left:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._left -= 1
+        if self._turns:
+            loop.call_soon(self._turn, loop)

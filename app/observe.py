@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.names import text
@@ -23,6 +24,8 @@ _log = logging.getLogger("tensortap")
 Outcome = Literal["complete", "client left", "aborted"]
 
 _HEADER = b"x-request-id"
+# What a file says is never taken for a page or a script, whatever a browser thinks that it looks like.
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
 # What needs no quoting in any log, header or URL; ids of other programs (UUIDs, ULIDs, W3C and AWS traces) are so.
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,128}")
 _SELECTING = ("rows", "cols", "slice")
@@ -92,7 +95,9 @@ def _name(name: str, names: Mapping[str, bytes], query: Mapping[str, str]) -> st
 
 
 class Observe:
-    """ASGI middleware that makes the record of each request and gives its answer the header ``X-Request-ID``.
+    """ASGI middleware that makes the record of each request and gives its answer two headers.
+
+    ``X-Request-ID``, and one that keeps browsers from guessing what an answer is.
 
     Parameters
     ----------
@@ -123,7 +128,13 @@ class Observe:
         method = scope["method"]
         record = RequestRecord(request_id.decode("ascii"), method, _path(scope))
         scope.setdefault("state", {})["record"] = record
-        streaming = whole = False
+        streaming = whole = left = False
+
+        async def watched_receive() -> Message:
+            nonlocal left
+            message = await receive()
+            left = left or message["type"] == "http.disconnect"
+            return message
 
         async def observed(message: Message) -> None:
             nonlocal streaming, whole
@@ -134,17 +145,20 @@ class Observe:
                     if self._on_stream is not None:
                         self._on_stream(1)
                 await send(message)
-                if method != "HEAD":  # a server drops the body of an answer to HEAD
+                if method != "HEAD" and record.status is not None:  # a server drops the body of an answer to HEAD
                     record.bytes_sent += len(message.get("body", b""))
                 whole = not more
                 return
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id)]}
+                if not left:  # else there is nobody to whom the server would send it
+                    record.status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id), _NOSNIFF]}
             await send(message)
 
         try:
-            await self._app(scope, receive, observed)
+            await self._app(scope, watched_receive, observed)
+        except ClientDisconnect:  # with a part of the request, for which the application waits
+            record.outcome = "client left"
         finally:
             record.seconds = perf_counter() - began
             if record.outcome is None:

@@ -45,7 +45,7 @@ begun, a failure ends the connection short of its `Content-Length`.
 **State.** Answers about a model have a strong `ETag`, which depends on its content and on what is asked for alone.
 """
 BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
-STATE = ("ETag", "Last-Modified", "Cache-Control")
+STATE = ("ETag", "X-Model-ETag", "Last-Modified", "Cache-Control")
 """Headers of every answer about a model."""
 CONDITIONS = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
 """Headers of requests that are about a state of a model."""
@@ -92,6 +92,11 @@ _HEADERS = {
     "Retry-After": ("Seconds to wait.", "[0-9]+", "1"),
     "Vary": ("Which headers of the request chose the answer.", None, "Accept"),
     "WWW-Authenticate": ("How to give a key.", "Bearer", "Bearer"),
+    "X-Model-ETag": (
+        "The state of the model: If-Match takes it for every answer about the model.",
+        '"[A-Za-z0-9_=-]+"',
+        '"Qm2c0vYtq7sXw1pK9aZe"',
+    ),
     "X-Request-ID": ("The request's id in the log: the client's own, or a new one.", "[!-~]{1,128}", "b7c1f0"),
     "X-Tensor-Dtype": ("Type of an answered weight; native for stored blocks.", "[a-z]+[0-9]*", "float32"),
     "X-Tensor-Shape": ("Shape of the answer, as a JSON list.", r"\[([0-9]+(,[0-9]+)*)?\]", "[2,64]"),
@@ -101,7 +106,7 @@ _HEADERS = {
 _OPTIONAL = {"Accept-Ranges", "Cache-Control", "Content-Length", "Content-Range", "Vary"}
 _REQUEST_HEADERS = {
     "Accept": ("Media types, by preference. format= wins over it.", "application/x-npy"),
-    "If-Match": ("Answer only if the ETag is one of these, or *; else 412.", "*"),
+    "If-Match": ("Answer only if the ETag or the X-Model-ETag is one of these, or *; else 412.", "*"),
     "If-Modified-Since": ("Answer 304 if the model has not been written since.", "Sun, 06 Nov 1994 08:49:37 GMT"),
     "If-None-Match": ("Answer 304 if the ETag is one of these.", '"yVbW3zE0b2v1Tq8dJ5nA"'),
     "If-Range": ("Heed Range only if this is the ETag, or the time of the last write.", '"yVbW3zE0b2v1Tq8dJ5nA"'),

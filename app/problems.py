@@ -1,5 +1,6 @@
 """Errors on the wire: application/problem+json (RFC 9457) for all that goes wrong, the framework's own included."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.errors import Problem
+from app.errors import Problem, Unavailable, exhausted
 from app.observe import record_of
 
 __all__ = ["AnswerFaults", "add_problem_handlers", "error_response", "problem_response"]
@@ -57,6 +58,14 @@ def add_problem_handlers(app: FastAPI) -> None:
         slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
         return problem_response(Problem(slug, str(error.detail), status=error.status_code), error.headers)
 
+    @app.exception_handler(MemoryError)
+    @app.exception_handler(OSError)
+    @app.exception_handler(RuntimeError)
+    async def out_of_something(_: Request, error: Exception) -> Response:
+        if (problem := exhausted(error)) is None:
+            raise error
+        return problem_response(problem)
+
     @app.exception_handler(Exception)
     async def unexpected(_request: Request, _error: Exception) -> Response:
         return _internal_error()
@@ -68,9 +77,10 @@ def _internal_error() -> Response:
 
 
 class AnswerFaults:
-    """ASGI middleware that answers an error which nothing else has answered with 500, and raises it for the log.
+    """ASGI middleware that answers an error which nothing else has answered.
 
-    It belongs inside `Observe`, whose record says whether an answer has begun.
+    With 503 where the service stops, or the system has no more memory, descriptors or threads, and otherwise with 500:
+    that one is raised again, for the log. It belongs inside `Observe`, whose record says whether an answer has begun.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -80,10 +90,19 @@ class AnswerFaults:
         """Pass the request on."""
         try:
             await self._app(scope, receive, send)
-        except Exception:
-            if scope["type"] == "http" and record_of(scope).status is None:
-                await _internal_error()(scope, receive, send)
-            raise
+        except asyncio.CancelledError:
+            # The server ends what still runs when its grace is over, and would say 500 of what has not begun.
+            if scope["type"] != "http" or record_of(scope).status is not None:
+                raise
+            stopping = Unavailable("shutting-down", "the service is stopping. Try again in a moment.")
+            await problem_response(stopping, {"Connection": "close"})(scope, receive, send)
+        except Exception as error:
+            begun = scope["type"] != "http" or record_of(scope).status is not None
+            problem = exhausted(error)
+            if not begun:
+                await (_internal_error() if problem is None else problem_response(problem))(scope, receive, send)
+            if begun or problem is None:
+                raise
 
 
 def _takes(app: FastAPI, request: Request, method: str) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import struct
 import termios
+from collections.abc import Sequence
 from functools import cache, partial
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -20,6 +21,17 @@ __all__ = ["PatientProtocol"]
 
 _LOOKS = 4  # within the time that a client may stall
 _MOST_HEADER_BYTES = 64 << 10
+# What is read at once, 256 KiB, may be 14,000 requests of 5 KB each in memory, or 50,000 headers of 130 bytes.
+_MOST_AHEAD = 16
+_MOST_HEADERS = 256
+
+
+class _TooMany(Exception):
+    """More headers, or requests ahead of the one being answered, than are taken; stops the parser."""
+
+
+class _Unclear(Exception):
+    """A request for another protocol (Upgrade) with a body, which the parser would not read as one; stops it."""
 
 
 @cache
@@ -39,6 +51,7 @@ class PatientProtocol(HttpToolsProtocol):
     _request_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _in_head = False
+    _is_last = False
     _head_bytes = 0
     _unread = 0
     _unread_since = 0.0
@@ -69,6 +82,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of requests are here."""
+        if self._is_last:
+            return
         was_in_head = self._in_head
         super().data_received(data)
         if self._in_head and was_in_head:  # nothing but bytes of one head
@@ -85,20 +100,43 @@ class PatientProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._expect_request()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of a request is here."""
+        if len(self.headers) == _MOST_HEADERS:
+            raise _TooMany
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """A request is here but for its body: it can be answered."""
+        if len(self.pipeline) == _MOST_AHEAD:
+            raise _TooMany
         self._in_head = False
         if len(self.connections) > _settings().max_connections:
             self.scope.setdefault("state", {})["overloaded"] = True
         scope = self.scope
+        is_for_another_protocol = self.parser.should_upgrade()
+        if is_for_another_protocol and _has_body(self.headers):
+            raise _Unclear
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is scope:  # its task has not begun
             scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle)}}
+            if is_for_another_protocol:
+                # The parser takes what follows in this segment for that protocol's, the body included, and what comes
+                # in the next one for a request. So nothing follows: the request is answered, and the connection ends.
+                self.cycle.keep_alive = False
+                self._is_last = True
 
     def on_message_complete(self) -> None:
         """A request is here, its body included."""
         self._expect_nothing()
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, or too much of it, and the parser has stopped. An answer under way gets no other."""
+        if self._is_answering():
+            self._abort()
+        elif not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def resume_writing(self) -> None:
         """The transport has room again: the client has taken some bytes."""
@@ -167,6 +205,12 @@ class PatientProtocol(HttpToolsProtocol):
     def _abort(self) -> None:
         # Not close: that would wait for the client to take what is left, also where it is closing already.
         self.transport.abort()
+
+
+def _has_body(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")) for name, value in headers
+    )
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:

@@ -1,9 +1,8 @@
 """The reader: windows from the cache, or read and decoded in a bounded pool of threads."""
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from time import perf_counter
 from typing import Any
 
@@ -12,8 +11,10 @@ from numpy.typing import NDArray
 from app.buffers import Buffers
 from app.cache import WindowCache
 from app.content import Section
+from app.errors import Unavailable
 from app.plan import assemble
 from app.steps import Chunk, Step
+from app.threads import Threads
 from app.windows import WINDOW_WEIGHTS, Source
 
 __all__ = ["Reader"]
@@ -23,6 +24,8 @@ __all__ = ["Reader"]
 _INLINE_VIEWS = 128
 _INLINE_CONVERTED = 4096  # items, where each is converted
 _KEPT_BUFFERS = 16
+# Small answers of windows that are not cached may wait for a thread in this number. Streams are bounded by their gate.
+_MOST_WAITING = 256
 
 
 class Reader:
@@ -33,7 +36,7 @@ class Reader:
     cache
         Where decoded windows are kept.
     threads
-        How many threads read, decode and convert.
+        How many threads read, decode and convert; raises `app.threads.NoThreads` if they cannot be started.
     on_decoded
         Called in such a thread after each window that was read and decoded for the cache, with the name of its tensor's
         type, its bytes after, and the seconds it took.
@@ -45,32 +48,27 @@ class Reader:
         self.cache = cache
         self._on_decoded = on_decoded
         self._buffers = Buffers(WINDOW_WEIGHTS, _KEPT_BUFFERS)
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._threads = Threads(threads, "decode")
 
     @property
     def is_crowded(self) -> bool:
         """Whether work waits for a thread."""
-        return self._waiting > 0
+        return self._threads.waiting > 0
 
     def submit(self, work: Callable[[], object]) -> Future[Any]:
         """Have a thread do some work, which should end soon where the reader is crowded, and may come again."""
-        with self._lock:
-            self._waiting += 1
-        try:
-            job = self._pool.submit(self._begin, work)
-        except BaseException:
-            self._left_the_queue()
-            raise
-        job.add_done_callback(lambda job: self._left_the_queue() if job.cancelled() else None)
-        return job
+        return self._threads.submit(work)
 
     def begin(self, step: Step, wanted: Callable[[], bool]) -> Chunk | asyncio.Future[Chunk]:
         """The chunk of a step: at once if its windows are cached and little is left to do, else as a future.
 
         A future that is cancelled before a thread has taken it up does no work. ``wanted`` is asked in the thread
         before each window, since a piece may need many: where it says no, work ends.
+
+        Raises
+        ------
+        Unavailable
+            ``overloaded``: too much waits for a thread already.
         """
         if isinstance(step.element, bytes):
             return step.element
@@ -78,6 +76,12 @@ class Reader:
         if chunk is not None:
             step.cached = True
             return chunk
+        if self._threads.waiting >= _MOST_WAITING:
+            raise Unavailable(
+                "overloaded",
+                f"{_MOST_WAITING} answers wait for a thread already: is the volume slow? Try again in a moment.",
+                limit=_MOST_WAITING,
+            )
         # The job outlives a client that leaves: it holds the files open on its own account.
         snapshot = step.element.source.snapshot.acquire()
         try:
@@ -135,17 +139,9 @@ class Reader:
         """A future that is done when a decoding thread comes to it: behind what was asked for before."""
         return asyncio.wrap_future(self.submit(lambda: None))
 
-    def close(self) -> None:
-        """Refuse new work, drop what has not begun, and wait for what has."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _begin(self, work: Callable[[], object]) -> object:
-        self._left_the_queue()
-        return work()
-
-    def _left_the_queue(self) -> None:
-        with self._lock:
-            self._waiting -= 1
+    def close(self, seconds: float = 60.0) -> bool:
+        """Refuse new work, drop what has not begun, and wait for what has; whether it has ended in that time."""
+        return self._threads.close(seconds)
 
     def _decode(self, source: Source, number: int) -> NDArray[Any]:
         began = perf_counter()

@@ -25,7 +25,7 @@ from app.selection import Selection, select_all, select_nd, select_rows
 from app.snapshot import Snapshot
 from app.windows import STORED_DTYPES, Source, source
 
-__all__ = ["MEDIA_TYPES", "Representation", "disposition", "etag_of", "represent", "weights_as"]
+__all__ = ["MEDIA_TYPES", "Representation", "disposition", "etag_of", "model_etag", "represent", "weights_as"]
 
 MEDIA_TYPES: dict[FormatName, str] = {
     "raw": "application/octet-stream",
@@ -231,6 +231,11 @@ def etag_of(snapshot: Snapshot, *what: object) -> str:
     digest = hashlib.blake2b(snapshot.fingerprint(), digest_size=_ETAG_BYTES)
     digest.update(repr(what).encode())
     return _quoted(digest)
+
+
+def model_etag(snapshot: Snapshot) -> str:
+    """The ETag that stands for the whole model: any answer about this state of it may be asked for by If-Match."""
+    return snapshot.kept("model", lambda: etag_of(snapshot, "model"))
 
 
 def _quoted(digest: "hashlib.blake2b") -> str:

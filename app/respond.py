@@ -10,7 +10,7 @@ from app.conditions import Validators, answer, heeded, is_not_modified
 from app.content import content_length
 from app.errors import TooLarge
 from app.ready import ReadyResponse, ready_body
-from app.representation import Representation
+from app.representation import Representation, model_etag
 from app.service import Service
 
 __all__ = ["respond"]
@@ -26,7 +26,7 @@ def respond(request: Request, representation: Representation, service: Service, 
     """
     began = perf_counter()
     settings, snapshot = service.settings, representation.snapshot
-    validators = Validators(representation.etag, snapshot.modified_ns)
+    validators = Validators(representation.etag, snapshot.modified_ns, model_etag(snapshot))
     common = {**validators.headers(), "Cache-Control": settings.cache_control, "X-Accel-Buffering": "no"}
     if vary:
         common["Vary"] = vary

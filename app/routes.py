@@ -12,7 +12,7 @@ from app.conditions import Validators, is_not_modified
 from app.endpoints import Granted, Key, ModelId, TensorName
 from app.openapi import CONDITIONS, STATE, Answers, answers, reply
 from app.parameters import KeyQuery, MetadataQuery, NoQuery, TensorsQuery
-from app.representation import etag_of
+from app.representation import etag_of, model_etag
 from app.routing import Router, json_response
 from app.service import Service
 from app.views import key_view, metadata_view, model_view, models_view, tensor_view, tensors_view
@@ -35,7 +35,7 @@ def routes(service: Service) -> Router:
         snapshot = await service.snapshot(model_id, grant)
         try:
             etag = etag_of(snapshot, request.scope["path"], request.scope["query_string"])
-            validators = Validators(etag, snapshot.modified_ns)
+            validators = Validators(etag, snapshot.modified_ns, model_etag(snapshot))
             headers = {**validators.headers(), "Cache-Control": service.settings.cache_control}
             # Conditions are about what would be a 200 (RFC 9110, 13.2.1). Who has the ETag has had one: no need to see.
             has_it = etag in request.headers.get("if-none-match", "")

@@ -21,7 +21,7 @@ from app.names import name_filter
 from app.negotiation import accept_of, negotiated_format
 from app.observe import record_of
 from app.openapi import BINARY, CONDITIONS, RANGES, STATE, answers, reply, request_headers
-from app.parameters import NamedWeightsQuery, NoQuery, SafetensorsQuery, WeightsBody, WeightsQuery
+from app.parameters import MOST_ROWS, NamedWeightsQuery, NoQuery, SafetensorsQuery, WeightsBody, WeightsQuery
 from app.representation import Representation, represent
 from app.respond import respond
 from app.routing import Router
@@ -154,8 +154,11 @@ def _parsed(body: bytes) -> WeightsBody:
     """The query that a body is.
 
     What a body may hold is millions of anything, and pydantic keeps each error and a copy of what it is about: the
-    document is cut to what can be right before it is validated.
+    document is cut to what can be right before it is validated, and one of too many values is not even parsed.
     """
+    # Each value but the first of a list or an object follows a comma: so many commas are so many values.
+    if body.count(b",") > MOST_ROWS + len(WeightsBody.model_fields):
+        raise BadRequest("bad-parameter", f"the body lists more than {MOST_ROWS} rows: ask in several requests.")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -1,6 +1,7 @@
 """The application: routes, middleware and error handlers around one service."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth import Authenticate, Keys
 from app.cors import CrossOrigin
+from app.gate import RequestGate
 from app.limits import PROBES, RequestRules
 from app.logs import log_request
 from app.metrics import metrics_router
@@ -23,7 +25,7 @@ from app.routing import Dispatch
 from app.service import Service
 from app.settings import Settings, listed
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_served_app"]
 
 
 class _Application(FastAPI):
@@ -39,6 +41,18 @@ class _Application(FastAPI):
 
     async def framework(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
+
+
+def create_served_app() -> FastAPI:
+    """The application of a process that does nothing but serve it, which is set up so that no request waits for long.
+
+    The garbage collector looks at all objects again and again, and everything waits. What is there once the service has
+    started stays, and is left out: 80,000 objects, which took 40 to 90 ms each time; the others take 5 ms.
+    """
+    app = create_app()
+    gc.collect()
+    gc.freeze()
+    return app
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -93,5 +107,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         sinks=[log_request] if metrics is None else [log_request, metrics.request],
         on_stream=None if metrics is None else metrics.stream,
     )
-    app.entry = NameSegments(entry)
+    app.entry = RequestGate(NameSegments(entry))
     return app

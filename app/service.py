@@ -2,30 +2,64 @@
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
-
-import anyio.to_thread
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from app.auth import Grant
 from app.cache import WindowCache
 from app.catalogue import Catalogue, Listed, no_such_model
-from app.errors import Problem, Unavailable
+from app.errors import Problem, Unavailable, exhausted
 from app.gate import StreamGate
 from app.metrics import Metrics
 from app.reader import Reader
 from app.settings import Settings
 from app.snapshot import Snapshot
+from app.threads import Threads
 from app.volume import Volume
 
 __all__ = ["Service"]
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger("tensortap")
 _TIDY_SECONDS = 10
 _READY_SECONDS = 2
+_CLOSE_SECONDS = 1.0  # for work that hangs in the volume; other work ends in milliseconds
+# Threads that look for models and open them, and how many requests may wait for one. They share the interpreter with
+# the event loop, so there are few; a slow volume makes their queue long.
+_VOLUME_THREADS = 8
+_MOST_WAITING = 128
+# How long a look at the volume may take before what it told last is good enough, if that is there.
+_PATIENCE_SECONDS = 0.1
+
+
+class _Look(Generic[_T]):
+    """A look at the volume that is under way, for all who wait for it: when it was asked for, and what ``came`` of it.
+
+    ``begun``: a thread has taken it up; who comes later may not be told by it, where every look must be new.
+    """
+
+    __slots__ = ("asked", "begun", "came")
+
+    def __init__(self, threads: Threads, work: Callable[[], _T]) -> None:
+        self.begun = False
+        self.asked = time.monotonic()
+
+        def look() -> _T:
+            self.begun = True
+            return work()
+
+        self.came = asyncio.wrap_future(threads.submit(look))
+        self.came.add_done_callback(_heard)
 
 
 class Service:
-    """The catalogue, the cache and the reader of one process, and the ways to them that never block the event loop."""
+    """The catalogue, the cache and the reader of one process, and the ways to them that never block the event loop.
+
+    All threads that it ever has are started with it; raises `app.threads.NoThreads` if they cannot be.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -40,9 +74,12 @@ class Service:
             recheck_seconds=settings.recheck_seconds,
             on_gone=self.cache.drop,
         )
-        self._checks: dict[bytes, asyncio.Future[None]] = {}
+        self._looks: dict[bytes, _Look[Snapshot]] = {}
+        self._volume_threads = Threads(_VOLUME_THREADS, "volume", most_waiting=_MOST_WAITING)
         # Listing a large volume for the first time takes long: it must not keep threads from those who ask for a model.
-        self._lister = ThreadPoolExecutor(1, thread_name_prefix="list")
+        self._lister = Threads(1, "list")
+        self._list: _Look[list[Listed]] | None = None
+        self._ready: _Look[bool] | None = None
 
     async def snapshot(self, model_id: bytes, grant: Grant) -> Snapshot:
         """The present snapshot of a model, held for the caller; raises what `Catalogue.snapshot` does.
@@ -55,7 +92,7 @@ class Service:
             snapshot = await self._present(model_id)
         except Problem:
             if grant.globs is not None:
-                found = await anyio.to_thread.run_sync(self.catalogue.volume.find, model_id)
+                found = await self._volume_threads.run(self.catalogue.volume.find, model_id)
                 if found is not None and not grant.allows(found.model_id):
                     raise no_such_model(model_id) from None
             raise
@@ -66,7 +103,14 @@ class Service:
 
     async def models(self, grant: Grant) -> list[Listed]:
         """Every model on the volume that ``grant`` allows; raises what `Catalogue.list` does."""
-        listed = await asyncio.get_running_loop().run_in_executor(self._lister, self._listed)
+        # Who comes while a list is made shares the next one: no more than two are ever under way.
+        if self._list is None or self._list.begun:
+            self._list = _Look(self._lister, self._listed)
+        came = self._list.came
+        await asyncio.wait((came,))
+        if (error := came.exception()) is not None:
+            raise error.with_traceback(None)
+        listed = came.result()
         return listed if grant.globs is None else [one for one in listed if grant.allows(one.model_id)]
 
     async def check_ready(self) -> None:
@@ -77,7 +121,13 @@ class Service:
         Unavailable
             ``volume-error`` or ``overloaded``.
         """
-        if not await anyio.to_thread.run_sync(self.catalogue.volume.readable):
+        if self._ready is None or self._ready.came.done():  # on a volume that hangs, one look hangs for all
+            self._ready = _Look(self._volume_threads, self.catalogue.volume.readable)
+        came = self._ready.came
+        await asyncio.wait((came,), timeout=_READY_SECONDS)
+        if not came.done():
+            raise Unavailable("volume-error", f"the volume has not answered for {_READY_SECONDS} s. Is it mounted?")
+        if not came.result():
             raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -92,40 +142,69 @@ class Service:
 
     async def tidy(self) -> None:
         """Let go of models that are gone from the volume, every now and then, for as long as the service runs."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
-            await loop.run_in_executor(self._lister, self.catalogue.forget_gone)
+            try:
+                await self._lister.run(self.catalogue.forget_gone)
+            except Exception as error:  # there is a next time
+                _log.warning("the volume could not be looked through: %s", error)
 
     def close(self) -> None:
-        """Stop the threads and close the files."""
-        self._lister.shutdown(cancel_futures=True)
-        self.reader.close()
+        """Stop the threads and close the files; a thread that hangs in the volume is left to itself."""
+        until = time.monotonic() + _CLOSE_SECONDS
+        ended = [
+            close(max(0.0, until - time.monotonic()))
+            for close in (self._lister.close, self._volume_threads.close, self.reader.close)
+        ]
+        if not all(ended):
+            _log.warning("a thread still waits for the volume; the process ends without it")
         self.catalogue.close()
 
     async def _present(self, model_id: bytes) -> Snapshot:
-        """The present snapshot, held for the caller; who comes while another checks the files waits for that one."""
+        """The present snapshot, held for the caller; who comes while another looks at the files waits for that look.
+
+        Where the volume is slow, a model that is open is served as it was when the volume last told, not when it was
+        asked for: what is cached needs no volume.
+        """
         while (snapshot := self.catalogue.recent(model_id)) is None:
-            check = self._checks.get(model_id)
-            if check is None:
-                return await self._check(model_id)
-            await asyncio.wait((check,))  # not cancelled with this one of those who wait for it
-            if (problem := check.exception()) is not None:
+            look = self._looks.get(model_id)
+            is_own = look is None
+            if look is None:
+                try:
+                    look = self._begin_look(model_id)
+                except Unavailable:  # too many wait
+                    if (snapshot := self._latest(model_id)) is None:
+                        raise
+                    return snapshot
+            try:
+                if not await self._came(look) and (snapshot := self._latest(model_id)) is not None:
+                    return snapshot
+                await asyncio.wait((look.came,))  # not cancelled with this one of those who wait for it
+                if is_own:
+                    is_own = False
+                    return look.came.result()
+            finally:
+                if is_own:  # and is not here to take what comes
+                    look.came.add_done_callback(_let_go)
+            if isinstance(problem := look.came.exception(), Problem):
                 raise problem.with_traceback(None)
         return snapshot
 
-    async def _check(self, model_id: bytes) -> Snapshot:
-        check = self._checks[model_id] = asyncio.get_running_loop().create_future()
-        try:
-            return await anyio.to_thread.run_sync(self._opened, model_id)
-        except Problem as problem:
-            check.set_exception(problem)
-            check.exception()  # it may be that nobody waits for it
-            raise
-        finally:
-            del self._checks[model_id]
-            if not check.done():
-                check.set_result(None)
+    def _begin_look(self, model_id: bytes) -> "_Look[Snapshot]":
+        look = self._looks[model_id] = _Look(self._volume_threads, partial(self._opened, model_id))
+        look.came.add_done_callback(lambda _: self._looks.pop(model_id))
+        return look
+
+    async def _came(self, look: _Look[Any]) -> bool:
+        """Whether a look is over, or will be before patience is."""
+        if not look.came.done():
+            left = look.asked + _PATIENCE_SECONDS - time.monotonic()
+            await asyncio.wait((look.came,), timeout=max(0.0, left))
+        return look.came.done()
+
+    def _latest(self, model_id: bytes) -> Snapshot | None:
+        """The snapshot to serve where the volume is slow; none where every look must be new."""
+        return self.catalogue.latest(model_id) if self.settings.recheck_seconds > 0 else None
 
     def _opened(self, model_id: bytes) -> Snapshot:
         try:
@@ -144,7 +223,18 @@ class Service:
     def _first_look(self) -> None:
         try:
             models = self._listed()
-        except Problem as problem:
-            _log.warning("first look at the volume %s: %s", self.settings.root, problem)
+        except Exception as error:
+            _log.warning("first look at the volume %s: %s", self.settings.root, exhausted(error) or error)
         else:
             _log.info("first look at the volume %s: models: %d", self.settings.root, len(models))
+
+
+def _heard(came: "asyncio.Future[Any]") -> None:
+    """An error that nobody waits for any more is nothing to tell."""
+    if not came.cancelled():
+        came.exception()
+
+
+def _let_go(came: "asyncio.Future[Snapshot]") -> None:
+    if not came.cancelled() and came.exception() is None:
+        came.result().release()

@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -19,6 +20,21 @@ __all__ = ["FileIdentity", "Snapshot", "open_regular_file"]
 _SAMPLED_PAGES = 16
 _PAGE_BYTES = 4096
 _MOST_KEPT = 1024
+# A folder to go on from. Linux does not ask for permission to list it then.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _two_ticks() -> float:
+    """Seconds after which a file that is changed again has another mtime: the system's clock for files stands still
+    for 1 to 10 ms at a time.
+    """
+    try:
+        return 2 * time.clock_getres(5)  # Linux: CLOCK_REALTIME_COARSE
+    except OSError:
+        return 0.02
+
+
+_SETTLING_SECONDS = _two_ticks()
 
 _T = TypeVar("_T")
 
@@ -40,15 +56,41 @@ class FileIdentity:
 
 
 def open_regular_file(path: bytes) -> int:
-    """A descriptor to read ``path``, which must be a regular file and no link; raises OSError.
+    """A descriptor to read ``path``, an absolute path that leads over no link to a regular file; raises OSError.
 
-    Never waits for a FIFO's writer or a device, and the descriptor does not reach child processes.
+    Where the path is what links were resolved to, a link in it was put there since, and may lead anywhere. Never waits
+    for a FIFO's writer or a device, and the descriptor does not reach child processes.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    *folders, name = path.split(b"/")
+    at = os.open(b"/", _FOLDER)
+    try:
+        for folder in filter(None, folders):
+            below = os.open(folder, _FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("not a regular file")
+    except BaseException:
         os.close(fd)
-        raise OSError("not a regular file")
+        raise
     return fd
+
+
+def _settled(fds: Sequence[int]) -> tuple[FileIdentity, ...]:
+    """The identities of files from which on every change shows in them.
+
+    What is read in the same tick as a write may be of before, between or after, and later nothing would tell.
+    """
+    identities = tuple(FileIdentity.of(os.fstat(fd)) for fd in fds)
+    age = time.time() - max(identity.mtime_ns for identity in identities) / 1e9
+    if 0 <= age < _SETTLING_SECONDS:
+        time.sleep(_SETTLING_SECONDS - age)
+        identities = tuple(FileIdentity.of(os.fstat(fd)) for fd in fds)
+    return identities
 
 
 class Snapshot:
@@ -74,12 +116,15 @@ class Snapshot:
 
     @classmethod
     def open(cls, model_id: bytes, paths: Sequence[bytes]) -> Self:
-        """Open the files of one model, all the parts of a split set in order; raises OSError or GGUFError."""
+        """Open the files of one model, all the parts of a split set in order; raises OSError or GGUFError.
+
+        Waits for a few milliseconds where a file was written just now, so that its next change shows.
+        """
         fds: list[int] = []
         try:
             for path in paths:
                 fds.append(open_regular_file(path))  # noqa: PERF401 - what is open so far must be closed on failure
-            identities = tuple(FileIdentity.of(os.fstat(fd)) for fd in fds)
+            identities = _settled(fds)
             return cls(model_id, fds, open_model(fds), identities)
         except BaseException:
             for fd in fds:

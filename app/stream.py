@@ -205,9 +205,13 @@ class Stream:
 
     def _wait(self) -> None:
         """Wait in the event loop until the client has taken some bytes."""
-        if not self._over:
-            self._loop.add_writer(self._wire.fd, self._go_on)
+        if self._over:
+            return
+        try:
             self._stalled = self._loop.call_later(_STALL_SECONDS, self._let_go)
+            self._loop.add_writer(self._wire.fd, self._go_on)
+        except Exception as error:  # nobody else would set this stream to work again
+            self._finish(error)
 
     def _go_on(self) -> None:
         self._loop.remove_writer(self._wire.fd)

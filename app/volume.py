@@ -4,6 +4,8 @@ A model id is the path below the root without ``.gguf`` and, for a split set, wi
 names and paths are bytes: what the file system has, whatever its encoding.
 """
 
+import errno
+import logging
 import os
 import stat
 from collections import defaultdict
@@ -12,14 +14,18 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from app.errors import Unavailable, exhausted
 from app.gguf import part_name, split_name
 
-__all__ = ["Found", "Volume"]
+__all__ = ["Found", "Volume", "is_absence", "volume_error"]
 
+_log = logging.getLogger("tensortap")
 _SUFFIX = b".gguf"
 _NAMED_MISSING = 8
 _LONGEST_ID = 4096  # PATH_MAX: nothing longer can be a path
 _NO_NAMES = (b"", b".", b"..")  # what no part of an id can be: a file called ".gguf" is no model
+# What the system says of a path where nothing is, or can be. Anything else says nothing of what is there.
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,16 @@ class Found:
     model_id: bytes
     paths: tuple[bytes, ...]
     missing: tuple[bytes, ...] = ()
+
+
+def is_absence(error: OSError) -> bool:
+    """Whether an error of a path says that nothing is there, and not that the volume could not tell."""
+    return error.errno in _ABSENT
+
+
+def volume_error(error: OSError, what: str) -> Unavailable:
+    """The answer where the volume could not tell: ``volume-error``, or ``overloaded`` where the system is exhausted."""
+    return exhausted(error) or Unavailable("volume-error", f"{what} failed: {error.strerror or error}. Try again.")
 
 
 class Volume:
@@ -45,24 +61,46 @@ class Volume:
     def __init__(self, root: Path, *, outside_symlinks: bool = False) -> None:
         self._path = os.fsencode(os.path.abspath(root))
         self._outside_symlinks = outside_symlinks
+        self._skipped: dict[bytes, int | None] = {}
 
     @property
     def root(self) -> bytes:
         """The real path of the folder now: where the root is a link, it may be switched while the service runs."""
         return os.path.realpath(self._path)
 
+    def check(self) -> None:
+        """Return if the root is a folder that can be listed now.
+
+        Raises
+        ------
+        Unavailable
+            ``volume-error``, or ``overloaded`` where the system is exhausted.
+        """
+        try:
+            with os.scandir(self.root):
+                pass
+        except OSError as error:
+            raise exhausted(error) or Unavailable(
+                "volume-error", f"the volume cannot be listed now: {error.strerror or error}. Is it mounted?"
+            ) from error
+
     def readable(self) -> bool:
         """Whether the root is a folder that can be listed now."""
         try:
-            with os.scandir(self.root):
-                return True
-        except OSError:
+            self.check()
+        except Unavailable:
             return False
+        return True
 
     def find(self, model_id: bytes) -> Found | None:
         """The place of one model by its id or by a real file name below the root, or None; looks at one folder.
 
         A file is preferred to a split set of the same id. A part's own file name gives that part alone.
+
+        Raises
+        ------
+        Unavailable
+            ``volume-error`` or ``overloaded``: the volume does not tell what is there.
         """
         names = model_id.split(b"/")
         if len(model_id) > _LONGEST_ID or b"\0" in model_id or any(name in _NO_NAMES for name in names):
@@ -76,19 +114,29 @@ class Volume:
         folder, stem = os.path.split(path)
         try:
             siblings = [name for name in os.listdir(folder) if name.startswith(stem + b"-")]
-        except OSError:
-            return None
+        except OSError as error:
+            if is_absence(error) or not self._is_inside(root, os.path.realpath(folder)):
+                return None
+            raise volume_error(error, "listing the folder") from error
         parts = [name for name in siblings if (part := split_name(name)) and part.stem == stem]
         real_files = {name: real for name in parts if (real := self._real_file(root, os.path.join(folder, name)))}
         best = _best_set(real_files, stem)
         return _found_set(model_id, stem, *best, real_files) if best else None
 
     def walk(self) -> Iterator[Found]:
-        """Every model at any depth, folder by folder in the order of names; folders that cannot be listed are skipped.
+        """Every model at any depth, folder by folder in the order of names.
 
-        Links to folders inside the root are not followed: their models are found where they lie.
+        Links to folders inside the root are not followed: their models are found where they lie. A folder below the
+        root that cannot be listed is skipped, which is logged when it begins.
+
+        Raises
+        ------
+        Unavailable
+            ``volume-error``: the root cannot be listed. ``overloaded``: the system is exhausted.
         """
+        self.check()
         seen: set[tuple[int, int]] = set()
+        skipped: dict[bytes, int | None] = {}
         root = self.root
         folders = [root]
         while folders:
@@ -97,7 +145,13 @@ class Volume:
                 with os.scandir(folder) as entries:
                     listed = sorted(entries, key=lambda entry: entry.name)
                 status = os.stat(folder)
-            except OSError:
+            except OSError as error:
+                if folder == root or exhausted(error):
+                    raise volume_error(error, "listing the volume") from error
+                if not is_absence(error):
+                    skipped[folder] = error.errno
+                    if self._skipped.get(folder) != error.errno:
+                        _log.warning("a folder is left out of the list: %s: %s", os.fsdecode(folder), error.strerror)
                 continue
             if (status.st_dev, status.st_ino) in seen:  # by way of links, where those may lead anywhere
                 continue
@@ -105,6 +159,7 @@ class Volume:
             below = [entry.path for entry in listed if self._is_followed_folder(entry)]
             folders += reversed(below)
             yield from self._models_in(root, folder, [entry for entry in listed if _is_model_name(entry.name)])
+        self._skipped = skipped
 
     def _is_followed_folder(self, entry: os.DirEntry[bytes]) -> bool:
         try:
@@ -118,7 +173,7 @@ class Volume:
         real_files = {
             entry.name: real
             for entry in entries
-            if (real := entry.path if entry.is_file(follow_symlinks=False) else self._real_file(root, entry.path))
+            if (real := entry.path if entry.is_file(follow_symlinks=False) else self._linked_file(root, entry.path))
         }
         plain = set(real_files)
         sets: dict[bytes, list[bytes]] = defaultdict(list)
@@ -135,15 +190,29 @@ class Volume:
         return sorted(found, key=lambda one: one.model_id)
 
     def _real_file(self, root: bytes, path: bytes) -> bytes | None:
-        """The real path of a regular file that may be served, else None."""
+        """The real path of a regular file that may be served, else None; raises Unavailable where nobody can tell."""
         try:
             real = os.path.realpath(path, strict=True)
-            if not stat.S_ISREG(os.stat(real).st_mode):
+            if not self._is_inside(root, real):
                 return None
-        except OSError:
+            return real if stat.S_ISREG(os.stat(real).st_mode) else None
+        except OSError as error:
+            # Of a place outside nothing is told, be it there or not.
+            if is_absence(error) or not self._is_inside(root, os.fsencode(error.filename or path)):
+                return None
+            raise volume_error(error, "looking for the file") from error
+
+    def _linked_file(self, root: bytes, path: bytes) -> bytes | None:
+        """As `_real_file`, for a list: a link that cannot be followed is left out of it."""
+        try:
+            return self._real_file(root, path)
+        except Unavailable as error:
+            if error.slug == "overloaded":
+                raise
             return None
-        inside = real.startswith(root.rstrip(b"/") + b"/")
-        return real if inside or self._outside_symlinks else None
+
+    def _is_inside(self, root: bytes, real: bytes) -> bool:
+        return self._outside_symlinks or real == root or real.startswith(root.rstrip(b"/") + b"/")
 
 
 def _is_model_name(name: bytes) -> bool:

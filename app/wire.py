@@ -39,13 +39,17 @@ class Wire:
     """
 
     def __init__(self, connection: int, account: Callable[[int], object]) -> None:
-        self.fd = os.dup(connection)
         self.waiting = 0
         self.account = account
         self._closing = threading.Lock()
         self._pipe: Pipe | None = None
         self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLOUT)
+        self.fd = os.dup(connection)
+        try:
+            self._poll.register(self.fd, select.POLLOUT)
+        except BaseException:
+            os.close(self.fd)
+            raise
 
     def write(self, view: bytes | memoryview, *, lasting: bool) -> int:
         """Send what the system takes now of ``view``; gives how many bytes that were, 0 if it takes none.
@@ -78,8 +82,13 @@ class Wire:
         """End the connection at once, if this is not closed: it would keep it alive. For any thread."""
         with self._closing:
             if self.fd >= 0:
-                with socket.socket(fileno=os.dup(self.fd)) as connection, suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                with suppress(OSError):
+                    # No descriptor more is taken for it: there may be none left, and this is how some come back.
+                    connection = socket.socket(fileno=self.fd)
+                    try:
+                        connection.shutdown(socket.SHUT_RDWR)
+                    finally:
+                        connection.detach()
 
     def close(self) -> None:
         """Let go of the socket; once, when no thread uses it."""

@@ -176,6 +176,7 @@ def check_answer(answer: Answer, method: str) -> None:
     headers = answer.headers
     assert all(name == name.lower() and value.isprintable() for name, value in headers.items()), headers
     assert "transfer-encoding" not in headers
+    assert headers["x-content-type-options"] == "nosniff"
     if answer.status == 304:
         assert answer.body == b""
     elif method != "HEAD":
@@ -286,8 +287,9 @@ class Wire:
             assert name.lower() not in headers
             headers[name.lower()] = value
         check_timing(headers)
-        size = 0 if method == "HEAD" else int(headers["content-length"])
-        answer = Answer(int(head.split()[1]), headers, self._reader.read(size))
+        status = int(head.split()[1])
+        size = 0 if method == "HEAD" or status == 304 else int(headers["content-length"])
+        answer = Answer(status, headers, self._reader.read(size))
         assert len(answer.body) == size
         return answer
 

@@ -1,11 +1,13 @@
 """API keys: who is let in, what a key may see, and that neither answers nor logs tell more than that."""
 
+import errno
 import fnmatch
 import logging
 import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -337,6 +339,56 @@ def test_a_file_that_is_as_it_was_is_not_read_again(
     file.write_text("other\n")
     keys.reload()
     assert keys.match(b"key") is None
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_read_as_soon_as_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when it was changed before: an error of the system says nothing of what is in it."""
+    file = tmp_path / "keys"
+    replace(file, "first\n")
+    keys = Keys(None, file)
+    replace(file, "second\n")
+
+    def fail(*_: object, **__: object) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", fail)
+            for _ in range(3):
+                keys.reload()
+        assert keys.match(b"first")
+        keys.reload()
+    assert keys.match(b"second")
+    assert not keys.match(b"first")
+    assert len(caplog.records) == 1
+
+
+def test_a_key_file_on_a_volume_that_hangs_holds_nobody_up(
+    serve: Serve, tmp_path: Path, always_due: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    replace(file, "first\n")
+    monkeypatch.setattr(auth, "_PATIENCE_SECONDS", 0.01)
+    face = serve(base(), api_keys_file=file)
+    go = threading.Event()
+    looks: list[int] = []
+    reload = Keys.reload
+
+    def hang(keys: Keys) -> None:
+        looks.append(1)
+        assert go.wait(30)
+        reload(keys)
+
+    monkeypatch.setattr(Keys, "reload", hang)
+    replace(file, "second\n")
+    for _ in range(5):
+        assert face.get("/v1/models", headers=bearer("first")).status == 200
+    assert len(looks) == 1
+    go.set()
+    while face.get("/v1/models", headers=bearer("second")).status != 200:
+        pass
 
 
 def test_a_file_is_looked_at_no_more_than_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

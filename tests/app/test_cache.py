@@ -290,3 +290,31 @@ def test_figures_stay_consistent_among_threads() -> None:
     for group in "abc":
         cache.drop(group)
     assert (cache.figures().windows, cache.figures().bytes) == (0, 0)
+
+
+class _NoMemory(OrderedDict[Any, Any]):
+    """A queue of the cache that has no memory for another window."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("queue", ["_probation", "_protected"])
+def test_a_window_that_there_is_no_memory_to_keep_is_served_and_counted_right(queue: str) -> None:
+    cache = WindowCache(1 << 20)
+    for number in range(3):
+        cache.get(("g", number), lambda: np.zeros(16, np.float32))
+    held = getattr(cache, queue)
+    setattr(cache, queue, _NoMemory())
+    if queue == "_probation":
+        assert cache.get(("other", 9), lambda: np.ones(16, np.float32))[0] == 1
+        setattr(cache, queue, held)
+    else:
+        with pytest.raises(MemoryError):
+            cache.peek(("g", 1))
+        setattr(cache, queue, held)
+        assert cache.peek(("g", 1)) is not None
+    assert (cache.figures().windows, cache.figures().bytes) == (3, 3 * 64)
+    cache.drop("other")
+    cache.drop("g")
+    assert (cache.figures().windows, cache.figures().bytes) == (0, 0)

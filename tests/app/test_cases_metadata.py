@@ -1,10 +1,12 @@
-"""Cases of metadata: odd keys and values, and headers that lie. Numbers are those of the project's table of cases."""
+"""Cases of docs/cases.md about metadata: odd keys and values, and headers that lie."""
 
 import base64
 import struct
+from unittest.mock import Mock
 
 import pytest
 
+from app.gguf import open_model
 from tests.app.conftest import Serve, path_of, slug
 from tests.builder import (
     ARCHITECTURE,
@@ -42,8 +44,12 @@ def vocabulary() -> bytes:
     )
 
 
-def test_long_arrays_are_shortened_and_given_whole_on_request(serve: Serve, vocabulary: bytes) -> None:
-    """Case 7."""
+@pytest.mark.case(7)
+def test_long_arrays_are_shortened_and_given_whole_on_request(
+    serve: Serve, vocabulary: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Mock(wraps=open_model)
+    monkeypatch.setattr("app.snapshot.open_model", opened)
     face = serve(vocabulary)
     targets = [METADATA, "/healthz"] * 20
     answers = face.together(targets)
@@ -62,6 +68,7 @@ def test_long_arrays_are_shortened_and_given_whole_on_request(serve: Serve, voca
     assert face.get(f"{key}?slice=-1").json["items"] == ["t262143"]
     assert face.get(f"{key}?slice=2000:0:-900").json["items"] == ["t002000", "t001100", "t000200"]
     assert face.get(path_of("m", "metadata", "tokenizer.ggml.scores?slice=::131072")).json["items"] == [0, 131072]
+    assert opened.call_count == 1  # what is asked again is at hand
 
 
 def test_the_number_of_shown_elements_can_be_chosen(serve: Serve) -> None:
@@ -75,36 +82,36 @@ def test_the_number_of_shown_elements_can_be_chosen(serve: Serve) -> None:
     assert face.get(f"{METADATA}?prefix=nothing").json["metadata"] == []
 
 
+@pytest.mark.case(17)
 def test_strings_that_are_not_utf_8_are_shown_with_their_bytes(serve: Serve) -> None:
-    """Case 17."""
     items = [b"\xff\xfe", b"\xe2\x96", b"a\0b"]
     face = serve(base(entries=[kv("tokenizer.ggml.tokens", ARRAY, (STRING, items)), kv("s", STRING, b"\xff")]))
     answer = face.get(METADATA)
     line = answer.json["metadata"][1]
     assert [base64.b64decode(item["base64"]) for item in line["items"][:2]] == items[:2]
-    assert line["items"][0]["text"] == "\ufffd\ufffd"
+    assert [item["text"] for item in line["items"][:2]] == ["\ufffd\ufffd", "\ufffd"]
     assert line["items"][2] == "a\0b"
     assert answer.json["metadata"][2]["value"] == "\ufffd"
     assert answer.json["metadata"][2]["value_base64"] == "/w=="
 
 
+@pytest.mark.case(20)
 def test_empty_arrays_keep_their_element_type(serve: Serve) -> None:
-    """Case 20."""
     face = serve(base(entries=[kv("general.tags", ARRAY, (STRING, [])), kv("a.b", ARRAY, (U32, []))]))
     for line, element in zip(face.get(METADATA).json["metadata"][1:], ("string", "u32"), strict=True):
         assert (line["length"], line["element_type"], line["items"], line["whole"]) == (0, element, [], True)
     assert face.get(path_of("m", "metadata", "a.b")).json["items"] == []
 
 
+@pytest.mark.case(64)
 def test_a_boolean_other_than_0_and_1_is_true_with_a_warning(serve: Serve) -> None:
-    """Case 64."""
     face = serve(base(entries=[raw_kv("x", BOOL, b"\x02")]))
     assert face.get(path_of("m", "metadata", "x")).json["value"] is True
     assert any('"x"' in line for line in face.get("/v1/models/m").json["warnings"])
 
 
+@pytest.mark.case(69)
 def test_a_key_given_twice_shows_both_values(serve: Serve) -> None:
-    """Case 69."""
     face = serve(base(entries=[kv(ARCHITECTURE, STRING, "gpt2")]))
     shown = [(line["key"], line["value"]) for line in face.get(METADATA).json["metadata"]]
     assert shown == [(ARCHITECTURE, "llama"), (ARCHITECTURE, "gpt2")]
@@ -113,8 +120,8 @@ def test_a_key_given_twice_shows_both_values(serve: Serve) -> None:
     assert any(ARCHITECTURE in line for line in face.get("/v1/models/m").json["warnings"])
 
 
+@pytest.mark.case(70)
 def test_an_empty_key_and_a_very_long_one_are_served(serve: Serve) -> None:
-    """Case 70."""
     face = serve(base(entries=[kv("", U32, 1), kv(b"k" * 70_000, U32, 2), kv(b"k" * 30_000, U32, 3)]))
     lines = face.get(METADATA).json["metadata"]
     assert [(line["key"], line["value"]) for line in lines[1:]] == [("", 1), ("k" * 70_000, 2), ("k" * 30_000, 3)]
@@ -123,6 +130,7 @@ def test_an_empty_key_and_a_very_long_one_are_served(serve: Serve) -> None:
     assert "empty key" in " ".join(face.get("/v1/models/m").json["warnings"])
 
 
+@pytest.mark.case(74)
 @pytest.mark.parametrize(
     "data",
     [
@@ -136,12 +144,12 @@ def test_an_empty_key_and_a_very_long_one_are_served(serve: Serve) -> None:
     ids=["keys", "tensors", "tensors after a key", "key length", "key of the file size + 1", "string + 1"],
 )
 def test_counts_and_lengths_that_lie_are_refused(serve: Serve, data: bytes) -> None:
-    """Case 74."""
     face = serve({"m.gguf": data, "good.gguf": base()})
     assert face.problem("/v1/models/m") == (422, "unreadable-model")
     assert face.get("/v1/models/good").status == 200
 
 
+@pytest.mark.case(75)
 @pytest.mark.parametrize(
     "value",
     [
@@ -153,41 +161,41 @@ def test_counts_and_lengths_that_lie_are_refused(serve: Serve, data: bytes) -> N
     ids=["2^63", "wraps to 0", "strings", "one more than is left"],
 )
 def test_array_lengths_that_lie_are_refused(serve: Serve, value: bytes) -> None:
-    """Case 75."""
     answer = serve(header(0, 1) + raw_kv("x", ARRAY, value)).get("/v1/models/m")
     assert slug(answer) == (422, "unreadable-model")
     assert '"x"' in answer.json["detail"]
 
 
+@pytest.mark.case(76)
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "place"),
     [
-        raw_kv("x", 13, bytes(8)),
-        raw_kv("x", ARRAY, struct.pack("<IQ", 13, 1) + bytes(8)),
-        raw_kv("x", 0x80000000, bytes(8)),
+        (raw_kv("x", 13, bytes(4)), 9),
+        (raw_kv("x", ARRAY, struct.pack("<IQB", 13, 1, 7)), 13),
+        (raw_kv("x", 0x80000000, bytes(8)), 9),
     ],
     ids=["13", "13 in an array", "high bit"],
 )
-def test_an_unknown_value_type_is_refused_with_its_key_and_offset(serve: Serve, entry: bytes) -> None:
-    """Case 76."""
+def test_an_unknown_value_type_is_refused_with_its_key_and_offset(serve: Serve, entry: bytes, place: int) -> None:
     answer = serve(base(entries=[entry])).get("/v1/models/m")
     assert slug(answer) == (422, "unreadable-model")
     assert '"x"' in answer.json["detail"]
-    assert f"byte offset {answer.json['offset']}" in answer.json["detail"]
-    # The type id of the value, or that of the elements after it: behind BASE's key (61 bytes) and this one's name.
-    assert answer.json["offset"] in (24 + len(kv(ARCHITECTURE, STRING, "llama")) + at for at in (9, 13))
+    # The id itself: that of the value behind the key's name, or that of the elements behind it.
+    offset = 24 + len(kv(ARCHITECTURE, STRING, "llama")) + place
+    assert answer.json["offset"] == offset
+    assert f"byte offset {offset}" in answer.json["detail"]
 
 
+@pytest.mark.case(77)
 def test_nested_arrays_are_nested_lists(serve: Serve) -> None:
-    """Case 77."""
     face = serve(base(entries=[kv("x", ARRAY, (ARRAY, [(U32, [7]), (U32, [8, 9])]))]))
     one = face.get(path_of("m", "metadata", "x")).json
     assert (one["items"], one["element_type"], one["length"]) == ([[7], [8, 9]], "array", 2)
     assert face.get(path_of("m", "metadata", "x?slice=1")).json["items"] == [[8, 9]]
 
 
+@pytest.mark.case(77)
 def test_arrays_nested_5000_deep_are_refused(serve: Serve) -> None:
-    """Case 77."""
     deep = struct.pack("<IQ", ARRAY, 1) * 5000 + array(U8, [1])
     answer = serve(base(entries=[raw_kv("x", ARRAY, deep)])).get("/v1/models/m")
     assert slug(answer) == (422, "unreadable-model")

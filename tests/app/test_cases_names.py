@@ -1,4 +1,4 @@
-"""Cases of names: any byte in a model, key or tensor, and paths that try to leave the volume."""
+"""Cases of docs/cases.md about names: any byte in a model, key or tensor, and paths that try to leave the volume."""
 
 import base64
 import os
@@ -69,9 +69,9 @@ def face(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     face.close()
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize("target", ["dense%2Fkernel:0", "dense/kernel:0", "dense%2Fkernel%3A0", "dense%2fkernel:0"])
 def test_a_slash_in_a_name_may_be_encoded_or_not(serve: Serve, target: str) -> None:
-    """Case 4."""
     face = serve(base(infos=[tensor_info("dense/kernel:0", [4, 2], 0, 0)]))
     by_path = face.get(path_of("m", "data", target))
     by_query = face.get(f"/v1/data?model=m&tensor={target}")
@@ -79,8 +79,8 @@ def test_a_slash_in_a_name_may_be_encoded_or_not(serve: Serve, target: str) -> N
     assert by_path.body == F8
 
 
+@pytest.mark.case(4)
 def test_names_that_look_encoded_or_like_a_verb_are_names(serve: Serve) -> None:
-    """Case 4."""
     infos = [tensor_info("a%2Fb", [4, 2], 0, 0), tensor_info("x/rows", [4, 2], 0, 32), tensor_info("x", [4, 2], 0, 64)]
     face = serve(base(infos=infos, data=F8 + floats(*range(8, 16)) + floats(*range(16, 24))))
     assert face.get(path_of("m", "data", "a%252Fb")).body == F8
@@ -89,9 +89,9 @@ def test_names_that_look_encoded_or_like_a_verb_are_names(serve: Serve) -> None:
     assert face.get(path_of("m", "data", "x?rows=0")).values == [16, 17, 18, 19]
 
 
+@pytest.mark.case(4, 71)
 @pytest.mark.parametrize("place", range(len(HOSTILE)), ids=lambda place: repr(HOSTILE[place])[:24])
 def test_every_tensor_of_the_table_is_reached_by_its_links_and_by_parameters(face: Face, place: int) -> None:
-    """Cases 4 and 71."""
     line = face.get(path_of("m", "tensors")).json["tensors"][place]
     name = base64.b64decode(line["name_base64"]) if "name_base64" in line else line["name"].encode()
     assert name == HOSTILE[place]
@@ -102,9 +102,9 @@ def test_every_tensor_of_the_table_is_reached_by_its_links_and_by_parameters(fac
     assert unquote_to_bytes(line["data"]) == b"/v1/models/m/-/data/" + name
 
 
+@pytest.mark.case(71)
 @pytest.mark.parametrize("place", range(len(HOSTILE)), ids=lambda place: repr(HOSTILE[place])[:24])
 def test_every_key_of_the_listing_is_reached_by_its_link(face: Face, place: int) -> None:
-    """Case 71."""
     line = face.get(path_of("m", "metadata")).json["metadata"][place]
     assert (line["value"], face.get(line["href"]).json["value"]) == (place, place)
     key = base64.b64decode(line["key_base64"]) if "key_base64" in line else line["key"].encode()
@@ -114,8 +114,8 @@ def test_every_key_of_the_listing_is_reached_by_its_link(face: Face, place: int)
     assert len(found) == sum(name.startswith(key) for name in HOSTILE)
 
 
+@pytest.mark.case(71)
 def test_a_glob_finds_names_of_any_bytes(face: Face) -> None:
-    """Case 71."""
     table = path_of("m", "tensors")
     for glob, count in ((b"w\xff", 1), (b"*\xff*", 1), (b"\xed*", 1), (b"x/*", 1), (b"[xw]*", 4), (b"\n", 1)):
         answer = face.get(f"{table}?{urlencode({'name': glob})}").json
@@ -135,8 +135,8 @@ def test_the_pages_of_a_table_are_the_table(face: Face) -> None:
     ]
 
 
+@pytest.mark.case(71)
 def test_the_next_link_keeps_a_glob_of_bytes(serve: Serve) -> None:
-    """Case 71."""
     face = serve(base(infos=[tensor_info(b"\xff%d" % place, [4, 2], 0, 32 * place) for place in range(3)], data=F8 * 3))
     first = face.get(f"{path_of('m', 'tensors')}?name=%FF*&limit=2").json
     assert (first["count"], len(first["tensors"])) == (3, 2)
@@ -144,8 +144,8 @@ def test_the_next_link_keeps_a_glob_of_bytes(serve: Serve) -> None:
     assert [line["name_base64"] for line in last["tensors"]] == [base64.b64encode(b"\xff2").decode()]
 
 
+@pytest.mark.case(42)
 def test_long_names_that_differ_late_are_apart(serve: Serve) -> None:
-    """Case 42."""
     names = ["n" * 63 + "a", "n" * 63 + "b", "m" * 300]
     infos = [tensor_info(name, [1], 0, 32 * place) for place, name in enumerate(names)]
     face = serve(base(infos=infos, data=b"".join(floats(place) + bytes(28) for place in range(3))))
@@ -155,8 +155,8 @@ def test_long_names_that_differ_late_are_apart(serve: Serve) -> None:
     assert len(face.get("/v1/models/m").json["warnings"]) == 3
 
 
+@pytest.mark.case(43)
 def test_a_name_that_two_tensors_have_is_ambiguous(serve: Serve) -> None:
-    """Case 43."""
     infos = [tensor_info("w", [4, 2], 0, 0), tensor_info("w", [4, 2], 0, 32), tensor_info("v", [4, 2], 0, 64)]
     face = serve(base(infos=infos, data=F8 * 3))
     assert [line["name"] for line in face.get(path_of("m", "tensors")).json["tensors"]] == ["w", "w", "v"]
@@ -170,8 +170,8 @@ def test_a_name_that_two_tensors_have_is_ambiguous(serve: Serve) -> None:
     assert face.get(path_of("m", "data", "v")).body == F8
 
 
+@pytest.mark.case(71)
 def test_names_that_are_not_utf_8_keep_a_form_that_leads_back(serve: Serve) -> None:
-    """Case 71."""
     entries = [kv(b"bad\xff", U8, 7), kv("s", STRING, "x\r\ny")]
     infos = [
         tensor_info(b"w\xff", [4, 2], 0, 0),
@@ -203,6 +203,7 @@ def fenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     face.close()
 
 
+@pytest.mark.case(46, 73)
 @pytest.mark.parametrize(
     "target",
     [
@@ -241,7 +242,7 @@ def fenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     ],
 )
 def test_no_path_leads_out_of_the_volume(fenced: Face, target: str) -> None:
-    """Cases 46 and 73: 404, and the same answer whether something is there or not."""
+    """The same answer whether something is there or not."""
     target = target.replace("{outside}", quote(str(fenced.root.parent / "outside")))
     unknown = fenced.get("/v1/models/unknown")
     assert slug(unknown) == (404, "no-such-model")
@@ -254,16 +255,16 @@ def test_no_path_leads_out_of_the_volume(fenced: Face, target: str) -> None:
     assert (by_query.status, by_query.body) == (404, unknown.body)
 
 
+@pytest.mark.case(46)
 def test_only_what_lies_below_the_root_is_listed(serve: Serve) -> None:
-    """Case 46."""
     face = serve({"m.gguf": base(), "folder/n.gguf": base(), "../outside.gguf": base(), "notes.txt": base()})
     (face.root / "link.gguf").symlink_to(face.root.parent / "outside.gguf")
     (face.root / "inside.gguf").symlink_to(face.root / "folder" / "n.gguf")
     assert [line["id"] for line in face.get("/v1/models").json["models"]] == ["inside", "m", "folder/n"]
 
 
+@pytest.mark.case(71)
 def test_the_names_of_model_files_may_hold_any_byte(serve: Serve) -> None:
-    """Case 71, of file names."""
     ids = [name for name in HOSTILE if b"\0" not in name and not name.startswith(b"/") and len(name) < 250]
     ids = [name for name in ids if not {b"", b".", b".."}.intersection(name.split(b"/"))]
     face = serve({name + b".gguf": base() for name in ids} | {b"-/-/-.gguf": base(), b"data/-/tensors.gguf": base()})

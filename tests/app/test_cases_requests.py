@@ -1,4 +1,4 @@
-"""Cases of requests: selections, kind parsers, methods. Numbers are those of the project's table of cases."""
+"""Cases of docs/cases.md about requests: selections, kind parsers, methods."""
 
 import io
 from collections.abc import Iterator
@@ -30,6 +30,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     face.close()
 
 
+@pytest.mark.case(11, 33)
 @pytest.mark.parametrize(
     ("text", "picked"),
     [
@@ -52,7 +53,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     ],
 )
 def test_rows_are_numpys(rows: Face, text: str, picked: list[int]) -> None:
-    """Cases 11 and 33: of small and large tensors, raw and npy."""
     for target, whole in ((T, SMALL), (LARGE, WIDE)):
         raw = rows.get(f"{target}?rows={text}")
         assert raw.body == whole[picked].tobytes()
@@ -63,9 +63,9 @@ def test_rows_are_numpys(rows: Face, text: str, picked: list[int]) -> None:
         assert rows.get(f"{target}?rows={text}&format=native").body == raw.body
 
 
+@pytest.mark.case(11)
 @pytest.mark.parametrize("text", ["10", "-11", "0,10", "9999999999999999999", "-9999999999999999999"])
 def test_an_integer_outside_is_an_error(rows: Face, text: str) -> None:
-    """Case 11."""
     for target in (T, LARGE):
         for query in ("", "&format=npy", "&format=native", "&format=json"):
             answer = rows.get(f"{target}?rows={text}{query}")
@@ -74,6 +74,7 @@ def test_an_integer_outside_is_an_error(rows: Face, text: str) -> None:
             assert answer.json["length"] == 10
 
 
+@pytest.mark.case(34)
 @pytest.mark.parametrize("parameter", ["rows", "cols", "slice"])
 @pytest.mark.parametrize(
     "text",
@@ -116,17 +117,29 @@ def test_an_integer_outside_is_an_error(rows: Face, text: str) -> None:
     ],
 )
 def test_anything_but_plain_integers_and_slices_is_refused(rows: Face, parameter: str, text: str) -> None:
-    """Case 34, and ``::0`` of case 11."""
     answer = rows.get(f"{T}?{parameter}={text}")
     assert slug(answer) in ((400, "bad-selection"), (400, "bad-parameter"))
     assert len(answer.json["detail"]) < 300
     assert rows.get("/v1/data?model=m&tensor=t&" + f"{parameter}={text}") == answer
 
 
+@pytest.mark.case(11)
+@pytest.mark.parametrize("query", ["", "&format=npy", "&format=native", "&format=json"])
+def test_a_step_of_zero_is_refused_in_every_form(rows: Face, query: str) -> None:
+    for target in (T, LARGE):
+        assert rows.problem(f"{target}?rows=::0{query}") == (400, "bad-selection")
+
+
+@pytest.mark.case(34)
+def test_a_stop_past_63_bits_clamps_like_any_other(rows: Face) -> None:
+    assert rows.get(f"{T}?rows=8:9223372036854775808").body == SMALL[8:].tobytes()
+
+
 def test_leading_zeros_and_minus_zero_are_plain_digits(rows: Face) -> None:
     assert rows.get(f"{T}?rows=-0").body == rows.get(f"{T}?rows=0000000000000000000").body == SMALL[:1].tobytes()
 
 
+@pytest.mark.case(34)
 @pytest.mark.parametrize(
     ("query", "named"),
     [
@@ -134,6 +147,8 @@ def test_leading_zeros_and_minus_zero_are_plain_digits(rows: Face) -> None:
         ("strat=3", "'strat'"),
         ("rows=0&Rows=0", "'Rows'"),
         ("start=0", "'start'"),
+        ("start=0&start=5", "'start'"),
+        ("stop=9223372036854775808", "'stop'"),
         ("rows=0&slice=0", "slice"),
         ("cols=0&slice=0", "slice"),
         ("cols=0,1", "cols"),
@@ -153,7 +168,6 @@ def test_leading_zeros_and_minus_zero_are_plain_digits(rows: Face) -> None:
     ],
 )
 def test_unknown_repeated_and_unfitting_parameters_are_refused_by_name(rows: Face, query: str, named: str) -> None:
-    """Case 34."""
     answer = rows.get(f"{T}?{query}")
     assert answer.status == 400
     assert named in answer.json["detail"]
@@ -164,8 +178,9 @@ def test_the_route_of_parameters_wants_each_name_once(rows: Face, query: str) ->
     assert rows.problem(f"/v1/data?{query}") == (400, "bad-parameter")
 
 
+@pytest.mark.case(34)
 def test_many_parameters_are_looked_through_once(rows: Face) -> None:
-    """Case 34: also when there are thousands, with an error text that stays short."""
+    """Thousands of them, and an error text that stays short."""
     query = "&".join(f"{number:x}" for number in range(6_000))
     answer = rows.get(f"{T}?{query}")
     assert slug(answer) == (400, "bad-parameter")
@@ -173,8 +188,8 @@ def test_many_parameters_are_looked_through_once(rows: Face) -> None:
     assert "and 5995 more" in answer.json["detail"]
 
 
+@pytest.mark.case(33)
 def test_a_long_list_of_rows_is_answered_up_to_the_limit_of_a_url(rows: Face) -> None:
-    """Case 33."""
     picked = [number % 10 for number in range(10_000)]
     assert rows.get(f"{T}?rows={','.join(map(str, picked))}").body == SMALL[picked].tobytes()
     answer = rows.get(f"{T}?rows={','.join('5' for _ in range(100_000))}")
@@ -183,9 +198,9 @@ def test_a_long_list_of_rows_is_answered_up_to_the_limit_of_a_url(rows: Face) ->
     assert str(answer.json["limit"]) in answer.json["detail"]
 
 
+@pytest.mark.case(32)
 @pytest.mark.parametrize("encoding", ["gzip, br", "gzip;q=1.0, identity;q=0", "*"])
 def test_weights_are_never_compressed(rows: Face, encoding: str) -> None:
-    """Case 32."""
     for method in ("GET", "HEAD"):
         plain = rows.get(T, method)
         answer = rows.get(T, method, {"Accept-Encoding": encoding})
@@ -194,8 +209,8 @@ def test_weights_are_never_compressed(rows: Face, encoding: str) -> None:
         assert answer.headers["content-length"] == str(SMALL.nbytes)
 
 
+@pytest.mark.case(3)
 def test_head_is_known_without_reading_the_data(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 3: nothing is decoded for HEAD."""
     face = serve(base())
     lengths = {"": "32", "?format=npy": "160", "?format=native": "32", "?rows=0&cols=0": "4", "?rows=0:0": "0"}
     whole = {query: face.get(W + query) for query in [*lengths, "?format=json"]}
@@ -229,10 +244,10 @@ def as_index(text: str) -> slice:
     return slice(*(int(part) if part else None for part in text.split(":")))
 
 
+@pytest.mark.case(11)
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(SLICE | st.integers(-10, 9).map(str), min_size=1, max_size=4), cols=st.none() | SLICE)
 def test_rows_and_cols_equal_numpy(rows: Face, parts: list[str], cols: str | None) -> None:
-    """Case 11, for any list of parts and any columns."""
     index = np.concatenate([np.atleast_1d(np.arange(10)[as_index(p) if ":" in p else int(p)]) for p in parts])
     expected = SMALL[index.astype(int)][:, slice(None) if cols is None else as_index(cols)]
     query = f"rows={','.join(parts)}" + ("" if cols is None else f"&cols={cols}")
@@ -297,10 +312,10 @@ def test_empty_selections_are_answers_in_every_form(serve: Serve) -> None:
     assert face.get(W).body == F8
 
 
+@pytest.mark.case(34)
 @pytest.mark.parametrize(
     "text", ["", "1_0", "%2B5", "+5", "%205", "5%20", "5.0", "-0", "-1", "%D9%A3", "0x5", "1e1", "9" * 20]
 )
 def test_numbers_of_the_listings_are_plain_digits(rows: Face, text: str) -> None:
-    """Case 34."""
     for target in ("metadata?items=", "tensors?limit=", "tensors?cursor="):
         assert rows.problem(path_of("m", target + text)) == (400, "bad-parameter")

@@ -1,4 +1,4 @@
-"""Cases of tensor types: how they decode, and which are refused. Numbers are those of the project's table of cases."""
+"""Cases of docs/cases.md about tensor types: how they decode, and which are refused."""
 
 import struct
 
@@ -41,17 +41,17 @@ def refused(face: Face) -> str:
     return detail
 
 
+@pytest.mark.case(8)
 def test_mxfp4_has_its_low_nibbles_in_the_first_half_of_the_block(serve: Serve) -> None:
-    """Case 8."""
     face = serve(base(infos=[tensor_info("x", [32, 1], 39, 0)], data=b"\x7f" + b"\x21" * 16))
     assert face.get(path_of("m", "data", "x")).values == [0.5] * 16 + [1.0] * 16
     line = face.get(path_of("m", "tensors", "x")).json
     assert (line["type"], line["bytes"]) == ("MXFP4", 17)
 
 
+@pytest.mark.case(9, 78)
 @pytest.mark.parametrize("type_id", [156, 0x80000000, 0xFFFFFFFF])
 def test_one_tensor_of_unknown_type_hides_nothing_else(serve: Serve, type_id: int) -> None:
-    """Cases 9 and 78."""
     infos = [tensor_info("w", [4, 2], 0, 0), tensor_info("q", [256, 1], type_id, 32)]
     face = serve(base(infos=infos, data=F8 + bytes(512)))
     lines = {line["name"]: line for line in face.get(path_of("m", "tensors")).json["tensors"]}
@@ -61,9 +61,9 @@ def test_one_tensor_of_unknown_type_hides_nothing_else(serve: Serve, type_id: in
     assert face.get("/v1/models").json["models"][0]["unreadable_tensors"] == 1
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize(("type_id", "size"), [(40, 36), (41, 18), (42, 18), (34, 54), (35, 66)])
 def test_the_newest_types_equal_ggml(serve: Serve, type_id: int, size: int) -> None:
-    """Case 23."""
     block = decoders.info(GGMLType(type_id))
     assert block.block_bytes == size
     data = bytearray(np.random.default_rng(type_id).integers(0, 256, size, np.uint8).tobytes())
@@ -77,15 +77,15 @@ def test_the_newest_types_equal_ggml(serve: Serve, type_id: int, size: int) -> N
     assert face.get(Q).body == expected.tobytes()
 
 
+@pytest.mark.case(24)
 def test_bitnet_cpps_i2_s_is_named_and_not_decoded(serve: Serve) -> None:
-    """Case 24."""
     face = serve(with_w(36, [128, 2], 96))
     assert "bitnet.cpp" in refused(face)
     assert face.get(path_of("m", "tensors", "q")).json["type_id"] == 36
 
 
+@pytest.mark.case(29)
 def test_bfloat16_is_the_upper_half_of_a_float32(serve: Serve) -> None:
-    """Case 29."""
     words = bytes.fromhex("803f 00c0 c07f 80ff 0100 0080")
     face = serve(base(infos=[tensor_info("b", [6], 30, 0)], data=words))
     data = path_of("m", "data", "b")
@@ -96,8 +96,8 @@ def test_bfloat16_is_the_upper_half_of_a_float32(serve: Serve) -> None:
     assert face.get(f"{data}?format=json").json["data"] == [1.0, -2.0, "NaN", "-Infinity", 9.1835e-41, -0.0]
 
 
+@pytest.mark.case(30)
 def test_float16_specials_are_answers_like_any_other(serve: Serve) -> None:
-    """Case 30."""
     halves = bytes.fromhex("007e 007c 00fc 0100 0080 ff7b")
     face = serve(base(infos=[tensor_info("h", [6], 1, 0)], data=halves))
     data = path_of("m", "data", "h")
@@ -110,8 +110,8 @@ def test_float16_specials_are_answers_like_any_other(serve: Serve) -> None:
     assert shown == ["NaN", "Infinity", "-Infinity", 5.9604645e-08, -0.0, 65504.0]
 
 
+@pytest.mark.case(30)
 def test_zero_times_infinity_is_32_nans(serve: Serve) -> None:
-    """Case 30."""
     face = serve(base(infos=[tensor_info("q", [32], 2, 0)], data=b"\x00\x7c" + b"\x88" * 16))
     assert np.isnan(face.get(Q).floats).all()
     assert face.get(f"{Q}?format=json").json["data"] == ["NaN"] * 32
@@ -119,6 +119,7 @@ def test_zero_times_infinity_is_32_nans(serve: Serve) -> None:
     assert face.get(Q).floats.size == 32
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize(
     ("type_id", "data", "expected", "dtype"),
     [
@@ -132,7 +133,6 @@ def test_zero_times_infinity_is_32_nans(serve: Serve) -> None:
 def test_integers_and_doubles_are_cast_to_float32_and_exact_as_stored(
     serve: Serve, type_id: int, data: bytes, expected: list[float], dtype: str
 ) -> None:
-    """Case 36."""
     face = serve(base(infos=[tensor_info("q", [len(expected)], type_id, 0)], data=data))
     assert face.get(Q).values == expected
     stored = face.get(f"{Q}?dtype=stored")
@@ -142,25 +142,26 @@ def test_integers_and_doubles_are_cast_to_float32_and_exact_as_stored(
     assert face.get(f"{Q}?dtype=stored&format=json").json == {"shape": [len(exact)], "dtype": dtype, "data": exact}
 
 
+@pytest.mark.case(51)
 def test_ollamas_type_4_is_not_taken_for_mxfp4(serve: Serve) -> None:
-    """Case 51."""
     detail = refused(serve(with_w(4, [32, 1], 17, w_offset=32, q_data=b"\x7f" + b"\x21" * 16)))
     assert "Ollama" in detail
     assert "MXFP4" in detail
 
 
+@pytest.mark.case(53)
 def test_types_with_a_header_in_each_row_are_named_and_raise_no_false_alarm(serve: Serve) -> None:
-    """Case 53."""
     face = serve(with_w(144, [256, 8], 1120))
     assert "ik_llama.cpp" in refused(face)
     line = face.get(path_of("m", "tensors", "q")).json
     assert line["type"] == "IQ4_KS"
     assert line["bytes"] in (None, 1120)
+    assert face.get("/v1/models/m").json["warnings"] == []
 
 
+@pytest.mark.case(54)
 @pytest.mark.parametrize("type_id", [4, 5, 31, 32, 33, 36, 37, 38])
 def test_removed_types_are_listed_as_removed(serve: Serve, type_id: int) -> None:
-    """Case 54."""
     assert "removed from ggml" in refused(serve(with_w(type_id, [256, 1], 1024)))
 
 
@@ -171,8 +172,8 @@ def test_a_shared_id_is_refused_where_the_sizes_disagree_with_ggml(serve: Serve,
     assert "llama.cpp" in detail or "bitnet.cpp" in detail
 
 
+@pytest.mark.case(36)
 def test_a_stored_dtype_is_for_unquantized_types_only(serve: Serve) -> None:
-    """Case 36, the other side."""
     face = serve(build([("q", [32], 2, bytes(18)), ("f", [2], 0, floats(1, 2))]))
     answer = face.get(f"{Q}?dtype=stored")
     assert slug(answer) == (400, "bad-parameter")

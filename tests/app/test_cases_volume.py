@@ -1,4 +1,4 @@
-"""Cases of files: damaged, foreign, split, and replaced. Numbers are those of the project's table of cases."""
+"""Cases of docs/cases.md about files: damaged, foreign, split, and replaced."""
 
 import os
 from pathlib import Path
@@ -23,8 +23,8 @@ FIRST = part(0, [], b"")
 SECOND = part(1, [tensor_info("a", [4, 2], 0, 0), tensor_info("b", [4], 0, 32)], F8 + floats(8, 9, 10, 11))
 
 
+@pytest.mark.case(5)
 def test_a_file_that_lacks_its_last_byte_lists_its_tensor_as_unreadable(serve: Serve) -> None:
-    """Case 5."""
     face = serve(base()[:-1])
     assert face.get(path_of("m", "metadata")).status == 200
     (line,) = face.get(path_of("m", "tensors")).json["tensors"]
@@ -36,8 +36,8 @@ def test_a_file_that_lacks_its_last_byte_lists_its_tensor_as_unreadable(serve: S
     assert "1 of its 32 bytes" in answer.json["detail"]
 
 
+@pytest.mark.case(5)
 def test_whole_tensors_of_a_cut_file_are_served(serve: Serve) -> None:
-    """Case 5."""
     infos = [tensor_info("w", [4, 2], 0, 0), tensor_info("cut", [4, 2], 0, 32)]
     face = serve(base(infos=infos, data=F8 + F8[:-1]))
     assert face.get(W).body == F8
@@ -55,8 +55,8 @@ FOREIGN = {
 }
 
 
+@pytest.mark.case(6)
 def test_files_that_are_no_gguf_are_named_and_hide_nothing(serve: Serve) -> None:
-    """Case 6."""
     face = serve({f"{name}.gguf": data for name, (data, _) in FOREIGN.items()} | {"z/good.gguf": base()})
     lines = {line["id"]: line for line in face.get("/v1/models").json["models"]}
     assert set(lines) == {*FOREIGN, "z/good"}
@@ -77,8 +77,8 @@ def test_files_that_are_no_gguf_are_named_and_hide_nothing(serve: Serve) -> None
     assert face.get(path_of("z/good", "data", "w")).body == F8
 
 
+@pytest.mark.case(21)
 def test_a_whole_split_set_is_one_model(serve: Serve) -> None:
-    """Case 21."""
     face = serve({f"{PART_1}.gguf": FIRST, f"{PART_2}.gguf": SECOND})
     (line,) = face.get("/v1/models").json["models"]
     assert (line["id"], line["files"], line["tensors"], line["bytes"]) == ("m", 2, 2, len(FIRST) + len(SECOND))
@@ -92,8 +92,8 @@ def test_a_whole_split_set_is_one_model(serve: Serve) -> None:
     assert face.get(path_of("m", "data", "a?format=native&rows=1")).body == F8[16:]
 
 
+@pytest.mark.case(21)
 def test_each_part_of_a_set_opens_alone_by_its_file_name(serve: Serve) -> None:
-    """Case 21."""
     face = serve({f"{PART_1}.gguf": FIRST, f"{PART_2}.gguf": SECOND})
     assert face.get(f"/v1/models/{PART_1}.gguf").json["tensors"] == 0
     alone = face.get(f"/v1/models/{PART_2}.gguf").json
@@ -102,9 +102,20 @@ def test_each_part_of_a_set_opens_alone_by_its_file_name(serve: Serve) -> None:
     assert face.get(path_of(f"{PART_2}.gguf", "data", "a")).body == F8
 
 
+@pytest.mark.case(21)
+def test_a_later_part_need_not_say_how_many_there_are(serve: Serve) -> None:
+    infos = [tensor_info("a", [4, 2], 0, 0), tensor_info("b", [4], 0, 32)]
+    second = pad(header(2, 1) + kv("split.no", U16, 1) + b"".join(infos)) + F8 + floats(8, 9, 10, 11)
+    face = serve({f"{PART_1}.gguf": FIRST, f"{PART_2}.gguf": second})
+    assert face.get("/v1/models/m").json["architecture"] == "llama"
+    assert face.get(path_of("m", "data", "a")).body == F8
+    assert face.get(path_of("m", "data", "b")).values == [8, 9, 10, 11]
+    assert face.get(path_of(f"{PART_2}.gguf", "data", "a")).body == F8
+
+
+@pytest.mark.case(21)
 @pytest.mark.parametrize(("present", "missing"), [(PART_2, PART_1), (PART_1, PART_2)])
 def test_a_missing_part_is_named_and_the_others_open_alone(serve: Serve, present: str, missing: str) -> None:
-    """Case 21."""
     face = serve({f"{present}.gguf": SECOND if present == PART_2 else FIRST, "other.gguf": base()})
     lines = {line["id"]: line for line in face.get("/v1/models").json["models"]}
     assert lines["other"]["readable"]
@@ -117,6 +128,7 @@ def test_a_missing_part_is_named_and_the_others_open_alone(serve: Serve, present
     assert face.get(f"/v1/models/{present}.gguf").status == 200
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize(
     "second",
     [
@@ -127,7 +139,6 @@ def test_a_missing_part_is_named_and_the_others_open_alone(serve: Serve, present
     ids=["the first twice", "a tensor too few", "of another count"],
 )
 def test_parts_that_do_not_belong_together_are_refused(serve: Serve, second: bytes) -> None:
-    """Case 21."""
     face = serve({f"{PART_1}.gguf": FIRST, f"{PART_2}.gguf": second})
     assert face.problem("/v1/models/m") == (422, "incomplete-split")
     assert face.get(f"/v1/models/{PART_2}.gguf").status == 200
@@ -142,8 +153,8 @@ def replace(path: Path, data: bytes, *, like: os.stat_result | None = None) -> N
     other.rename(path)
 
 
+@pytest.mark.case(25)
 def test_a_replaced_file_is_seen_though_its_size_and_time_are_the_same(serve: Serve) -> None:
-    """Case 25."""
     face = serve(base())
     path = face.root / "m.gguf"
     before = face.get(W)
@@ -162,8 +173,9 @@ def test_a_replaced_file_is_seen_though_its_size_and_time_are_the_same(serve: Se
     assert face.get("/v1/models").json["models"][0]["parameters"] == 4
 
 
+@pytest.mark.case(25)
 def test_a_file_may_come_go_and_break(serve: Serve) -> None:
-    """Case 25: whatever was known of a file is known of its present state only."""
+    """Whatever was known of a file is known of its present state only."""
     face = serve({"other.gguf": base()})
     path = face.root / "m.gguf"
     assert face.problem(W) == (404, "no-such-model")
@@ -179,8 +191,9 @@ def test_a_file_may_come_go_and_break(serve: Serve) -> None:
     assert face.get("/v1/models").json["count"] == 1
 
 
+@pytest.mark.case(25)
 def test_the_same_file_elsewhere_has_the_same_etag(serve: Serve, tmp_path: Path) -> None:
-    """Case 25: replicas that mount the same volume agree."""
+    """So replicas that mount the same volume agree."""
     first = serve(base())
     etag = first.get(W).headers["etag"]
     copy = tmp_path / "copy"
@@ -219,8 +232,9 @@ def test_a_volume_that_is_away_is_a_503_and_comes_back(serve: Serve) -> None:
     assert face.get("/readyz").status == 200
 
 
+@pytest.mark.case(39)
 def test_a_file_that_shrinks_while_it_is_served_is_a_503(serve: Serve) -> None:
-    """Case 39, before the 200: within the time that a look at the volume holds."""
+    """Before the 200, within the time that a look at the volume holds."""
     face = serve(base(), recheck_seconds=3600)
     assert face.get(path_of("m", "tensors", "w")).status == 200
     os.truncate(face.root / "m.gguf", 130)
@@ -233,10 +247,10 @@ def test_a_file_without_permission_is_unreadable_and_hides_nothing(
 ) -> None:
     opened = os.open
 
-    def refuse(path: bytes, *arguments: int) -> int:
-        if path.endswith(b"/secret.gguf"):
+    def refuse(path: bytes, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == b"secret.gguf":
             raise PermissionError(13, "Permission denied")
-        return opened(path, *arguments)
+        return opened(path, flags, dir_fd=dir_fd)
 
     monkeypatch.setattr("app.snapshot.os.open", refuse)
     face = serve({"secret.gguf": base(), "m.gguf": base()})

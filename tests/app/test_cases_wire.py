@@ -1,8 +1,9 @@
-"""Cases in which the bytes on the wire matter: a real server and a plain socket, which encodes and resolves nothing.
+"""Cases of docs/cases.md in which the bytes on the wire matter.
 
-Numbers are those of the project's table of cases.
+A real server, and a plain socket, which encodes and resolves nothing.
 """
 
+import json
 import socket
 import struct
 import threading
@@ -12,9 +13,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.app.conftest import Wire, check_answer, path_of, slug
+from tests.app.test_cases_volume import replace
 from tests.builder import ARRAY, F8, F32, STRING, base, build, floats, raw_kv, string, tensor_info
 from tests.server import Server
 
@@ -32,24 +35,40 @@ NAMES = [
     b"",
 ]
 N_TOKENS = 262_144
+HALVES = (np.arange(700_000) % 2048).astype("<f2").reshape(10, 70_000)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("wire")
-    (folder / "outside.gguf").write_bytes(base())
-    root = folder / "root"
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path, without its suffix, of a model that lies beside the volume."""
+    path = tmp_path_factory.mktemp("wire") / "outside"
+    path.with_suffix(".gguf").write_bytes(base())
+    return path
+
+
+@pytest.fixture(scope="module")
+def root(outside: Path) -> Path:
+    """The volume."""
+    root = outside.with_name("root")
     root.mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[Server]:
     (root / "m.gguf").write_bytes(base())
     (root / "bad.gguf").write_bytes(b"GGU")
     infos = [tensor_info(name, [1], 0, 32 * place) for place, name in enumerate(NAMES)]
     data = b"".join(floats(place) + bytes(28) for place in range(len(NAMES)))
     (root / "names.gguf").write_bytes(base(infos=infos, data=data))
-    (root / "f16.gguf").write_bytes(build([("q", [32, 4], 2, bytes(72)), ("large", [70_000, 10], 1, bytes(1_400_000))]))
+    (root / "f16.gguf").write_bytes(build([("q", [32, 4], 2, bytes(72)), ("large", [70_000, 10], 1, HALVES.tobytes())]))
     tokens = b"".join(string(f"t{number:06}") for number in range(N_TOKENS))
     entry = raw_kv("tokenizer.ggml.tokens", ARRAY, struct.pack("<IQ", STRING, N_TOKENS) + tokens)
     scores = raw_kv("tokenizer.ggml.scores", ARRAY, struct.pack("<IQ", F32, N_TOKENS) + bytes(4 * N_TOKENS))
     (root / "vocabulary.gguf").write_bytes(base(entries=[entry, scores]))
+    (root / "cut.gguf").write_bytes(base()[:-1])
+    infos = [tensor_info("w", [4, 2], 0, 0), tensor_info("cut", [4, 2], 0, 32)]
+    (root / "half.gguf").write_bytes(base(infos=infos, data=F8 + F8[:-1]))
     with Server(root, recheck_seconds=0) as server:
         yield server
 
@@ -60,6 +79,7 @@ def wire(server: Server) -> Iterator[Wire]:
         yield wire
 
 
+@pytest.mark.case(3, 35)
 @pytest.mark.parametrize(
     ("target", "length"),
     [
@@ -77,7 +97,7 @@ def wire(server: Server) -> Iterator[Wire]:
     ],
 )
 def test_the_length_is_exact_and_head_has_the_same_headers(wire: Wire, target: bytes, length: int) -> None:
-    """Cases 3 and 35: several requests on one connection, each body as long as its header says."""
+    """Several requests on one connection, each body as long as its header says."""
     whole = wire.ask(target)
     assert (whole.status, len(whole.body)) == (200, length)
     head = wire.ask(target, b"HEAD")
@@ -89,6 +109,7 @@ def test_the_length_is_exact_and_head_has_the_same_headers(wire: Wire, target: b
     assert wire.ask(b"/healthz").json == {"status": "ok"}
 
 
+@pytest.mark.case(3, 35)
 @pytest.mark.parametrize(
     "target",
     [
@@ -115,7 +136,6 @@ def test_the_length_is_exact_and_head_has_the_same_headers(wire: Wire, target: b
     ],
 )
 def test_a_connection_stays_usable_after_every_kind_of_answer(wire: Wire, target: bytes) -> None:
-    """Cases 3 and 35."""
     first = wire.ask(target)
     head = wire.ask(target, b"HEAD")
     assert (head.status, head.body) == (first.status, b"")
@@ -129,16 +149,125 @@ def test_a_connection_stays_usable_after_every_kind_of_answer(wire: Wire, target
     assert wire.ask(target).body == first.body
 
 
+@pytest.mark.case(33)
 def test_a_url_too_long_for_the_parser_ends_its_connection_and_nothing_else(server: Server, wire: Wire) -> None:
-    """Case 33: 100,000 indices in the URL. The server's parser refuses URLs of 64 KiB and more before the service."""
+    """The server's parser refuses URLs of 64 KiB and more before the service."""
     # The connection may be cut before the refusal is read.
     with Wire(server.port) as other, suppress(ConnectionError):
         assert other.ask(W + b"?rows=" + b"1," * 100_000 + b"1").status in (400, 414)
     assert wire.ask(W).body == F8
 
 
+@pytest.mark.case(33)
+def test_rows_come_in_the_order_asked_for(wire: Wire) -> None:
+    rows = [5, 2, 2, 9]
+    answer = wire.ask(b"/v1/models/f16/-/data/large?rows=5,2,2,9")
+    assert answer.headers["x-tensor-shape"] == "[4,70000]"
+    assert answer.body == HALVES[rows].astype(np.float32).tobytes()
+
+
+@pytest.mark.case(33)
+def test_100_000_rows_are_posted(wire: Wire) -> None:
+    rows = [number * 7919 % 10 for number in range(100_000)]
+    body = json.dumps({"rows": rows, "cols": 0}).encode()
+    head = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    wire.send(b"POST /v1/models/f16/-/data/large HTTP/1.1\r\n" + head + body)
+    answer = wire.answer()
+    assert answer.body == HALVES[rows, 0].astype(np.float32).tobytes()
+    assert wire.ask(W).body == F8
+
+
+@pytest.mark.case(32)
+@pytest.mark.parametrize("target", [W, b"/v1/models/f16/-/data/large", W + b"?format=json"])
+def test_weights_come_as_they_are_whatever_coding_is_accepted(wire: Wire, target: bytes) -> None:
+    plain = wire.ask(target)
+    for method in (b"GET", b"HEAD"):
+        answer = wire.ask(target, method, b"Accept-Encoding: gzip, br\r\n")
+        assert "content-encoding" not in answer.headers
+        assert answer.headers["etag"] == plain.headers["etag"]
+        if method == b"GET":
+            assert answer.body == plain.body
+        if b"json" not in target:
+            assert answer.headers["content-length"] == str(len(plain.body))
+
+
+@pytest.mark.case(47)
+@pytest.mark.parametrize(
+    ("wanted", "status", "part"),
+    [
+        (b"bytes=0-3", 206, slice(0, 4)),
+        (b"bytes=-4", 206, slice(-4, None)),
+        (b"bytes=99999999-", 416, None),
+        (b"bytes=" + b",".join(b"%d-%d" % (2 * place, 2 * place) for place in range(5000)), 200, slice(None)),
+        (b"bytes=" + b",".join(b"%d-%d" % (2 * place, 2 * place) for place in range(17)), 200, slice(None)),
+        (b"bytes=0-9,5-15", 200, slice(None)),
+    ],
+    ids=["first", "last", "past the end", "5000", "17", "overlapping"],
+)
+def test_ranges_on_the_wire(wire: Wire, wanted: bytes, status: int, part: slice | None) -> None:
+    target = b"/v1/models/f16/-/data/large"
+    whole = wire.ask(target)
+    answer = wire.ask(target, headers=b"Range: " + wanted + b"\r\n")
+    assert answer.status == status
+    if part is None:
+        assert answer.headers["content-range"] == f"bytes */{len(whole.body)}"
+        assert slug(answer) == (416, "range-not-satisfiable")
+    else:
+        assert answer.body == whole.body[part]
+    assert wire.ask(W).body == F8
+
+
+@pytest.mark.case(47)
+def test_two_ranges_are_two_parts_on_the_wire(wire: Wire) -> None:
+    answer = wire.ask(W, headers=b"Range: bytes=0-0,-1\r\n")
+    assert answer.status == 206
+    kind, _, boundary = answer.headers["content-type"].partition("; boundary=")
+    assert kind == "multipart/byteranges"
+    parts = answer.body.split(b"--" + boundary.encode())
+    assert [part.partition(b"\r\n\r\n")[2] for part in parts[1:3]] == [F8[:1] + b"\r\n", F8[-1:] + b"\r\n"]
+    assert b"Content-Range: bytes 0-0/32" in parts[1]
+    assert b"Content-Range: bytes 31-31/32" in parts[2]
+    assert parts[3] == b"--\r\n"
+
+
+@pytest.mark.case(25, 47)
+def test_what_a_client_knows_of_a_replaced_file_is_stale(root: Path, wire: Wire) -> None:
+    path = root / "replaced.gguf"
+    path.write_bytes(base())
+    target = b"/v1/models/replaced/-/data/w"
+    old = wire.ask(target)
+    etag = old.headers["etag"].encode()
+    assert wire.ask(target, headers=b"If-None-Match: " + etag + b"\r\n").status == 304
+    assert wire.ask(target, headers=b"Range: bytes=0-3\r\nIf-Range: " + etag + b"\r\n").status == 206
+    assert wire.ask(b"/v1/models/replaced/-/tensors/w").json["ne"] == [4, 2]
+    status = path.stat()
+    replace(path, base(infos=[tensor_info("w", [2, 4], 0, 0)], data=floats(*range(8, 16))), like=status)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    new = wire.ask(target)
+    assert (new.values, new.headers["x-tensor-shape"]) == (list(range(8, 16)), "[4,2]")
+    assert new.headers["etag"] != old.headers["etag"]
+    assert wire.ask(b"/v1/models/replaced/-/tensors/w").json["ne"] == [2, 4]
+    assert wire.ask(target, headers=b"If-None-Match: " + etag + b"\r\n").body == new.body
+    assert slug(wire.ask(target, headers=b"If-Match: " + etag + b"\r\n")) == (412, "model-changed")
+    whole = wire.ask(target, headers=b"Range: bytes=0-3\r\nIf-Range: " + etag + b"\r\n")
+    assert (whole.status, whole.body) == (200, new.body)
+
+
+@pytest.mark.case(5)
+@pytest.mark.parametrize(("model", "tensor"), [(b"cut", b"w"), (b"half", b"cut")])
+def test_a_tensor_that_is_cut_off_is_refused_before_any_200(wire: Wire, model: bytes, tensor: bytes) -> None:
+    assert wire.ask(b"/v1/models/%b/-/metadata" % model).status == 200
+    lines = wire.ask(b"/v1/models/%b/-/tensors" % model).json["tensors"]
+    line = next(line for line in lines if line["name"] == tensor.decode())
+    assert (line["readable"], line["fault"]["type"]) == (False, "/problems/tensor-past-end-of-file")
+    for query in (b"", b"?rows=0", b"?format=native", b"?rows=0:0"):
+        answer = wire.ask(b"/v1/models/%b/-/data/%b%b" % (model, tensor, query))
+        assert slug(answer) == (422, "tensor-past-end-of-file")
+    assert wire.ask(b"/v1/models/half/-/data/w").body == F8
+
+
+@pytest.mark.case(35)
 def test_pipelined_requests_are_answered_in_order(wire: Wire) -> None:
-    """Case 35."""
     targets = [W + b"?rows=0", W + b"?rows=1", b"/nothing", W + b"?format=json", W + b"?rows=0:0", W]
     wire.send(b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target for target in targets))
     answers = [wire.answer() for _ in targets]
@@ -146,6 +275,7 @@ def test_pipelined_requests_are_answered_in_order(wire: Wire) -> None:
     assert [answers[0].body, answers[1].body, answers[4].body, answers[5].body] == [F8[:16], F8[16:], b"", F8]
 
 
+@pytest.mark.case(4, 71)
 @pytest.mark.parametrize(
     ("encoded", "place"),
     [
@@ -164,7 +294,6 @@ def test_pipelined_requests_are_answered_in_order(wire: Wire) -> None:
     ],
 )
 def test_names_arrive_as_they_are_sent(wire: Wire, encoded: bytes, place: int) -> None:
-    """Cases 4 and 71."""
     answer = wire.ask(b"/v1/models/names/-/data/" + encoded)
     assert answer.values == [place]
     assert wire.ask(b"/v1/data?model=names&tensor=" + encoded).body == answer.body
@@ -173,13 +302,14 @@ def test_names_arrive_as_they_are_sent(wire: Wire, encoded: bytes, place: int) -
         check_answer(of, "GET")
 
 
+@pytest.mark.case(71)
 def test_logs_have_no_raw_line_breaks_of_names(server: Server, wire: Wire) -> None:
-    """Case 71."""
     for target in (b"/v1/models/%0D%0AEVIL", b"/v1/models/names/-/data/%0AEVIL", b"/v1/models/m?%0AEVIL=%0DEVIL"):
         assert wire.ask(target).status in (404, 400)
     assert not any(line.startswith("EVIL") or "\r" in line for line in server.log)
 
 
+@pytest.mark.case(46, 73)
 @pytest.mark.parametrize(
     "target",
     [
@@ -190,7 +320,8 @@ def test_logs_have_no_raw_line_breaks_of_names(server: Server, wire: Wire) -> No
         b"/v1/models/..%5c..",
         b"/v1/models//etc/passwd",
         b"/v1/models/%2Fetc%2Fpasswd",
-        b"/v1/models/{absolute}",
+        b"/v1/models/{outside}",
+        b"/v1/models/{missing}",
         b"/v1/models/./m",
         b"/v1/models/x/../m",
         b"/v1/models/a%00b.gguf",
@@ -202,14 +333,17 @@ def test_logs_have_no_raw_line_breaks_of_names(server: Server, wire: Wire) -> No
         b"/v1/models/%FF",
     ],
 )
-def test_outside_of_the_volume_there_is_nothing(wire: Wire, tmp_path: Path, target: bytes) -> None:
-    """Cases 46 and 73: the same answer as for any unknown name."""
+def test_outside_of_the_volume_there_is_nothing(wire: Wire, outside: Path, target: bytes) -> None:
+    """The same answer as for any unknown name."""
     unknown = wire.ask(b"/v1/models/unknown")
     assert slug(unknown) == (404, "no-such-model")
-    answer = wire.ask(target.replace(b"{absolute}", str(tmp_path).encode()))
+    assert outside.with_suffix(".gguf").exists()
+    target = target.replace(b"{outside}", bytes(outside)).replace(b"{missing}", bytes(outside.with_name("missing")))
+    answer = wire.ask(target)
     assert (answer.status, answer.body) == (404, unknown.body)
 
 
+@pytest.mark.case(46)
 @pytest.mark.parametrize(
     "start",
     [
@@ -229,7 +363,7 @@ def test_outside_of_the_volume_there_is_nothing(wire: Wire, tmp_path: Path, targ
     ],
 )
 def test_strange_requests_are_problems(wire: Wire, start: bytes) -> None:
-    """Case 46, and whatever else a scanner sends: a 4xx problem, and the connection goes on."""
+    """Whatever a scanner sends: a 4xx problem, and the connection goes on."""
     wire.send(start)
     answer = wire.answer()
     assert answer.status in (404, 405)
@@ -237,6 +371,7 @@ def test_strange_requests_are_problems(wire: Wire, start: bytes) -> None:
     assert wire.ask(b"/healthz").status == 200
 
 
+@pytest.mark.case(79)
 @pytest.mark.parametrize(
     "start",
     [
@@ -249,7 +384,6 @@ def test_strange_requests_are_problems(wire: Wire, start: bytes) -> None:
     ],
 )
 def test_what_is_no_http_ends_its_connection_and_nothing_else(server: Server, wire: Wire, start: bytes) -> None:
-    """Case 79, of senders that are broken."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as other:
         other.sendall(start)
         other.shutdown(socket.SHUT_WR)
@@ -260,8 +394,8 @@ def test_what_is_no_http_ends_its_connection_and_nothing_else(server: Server, wi
     assert wire.ask(b"/healthz").status == 200
 
 
+@pytest.mark.case(79)
 def test_silent_senders_keep_nobody_waiting(server: Server, wire: Wire) -> None:
-    """Case 79."""
     assert wire.ask(W).body == F8  # the model and this connection are open from here on
     before = server.open_files()
     with ExitStack() as stack:
@@ -298,8 +432,9 @@ def _settles(server: Server, before: int) -> None:
     assert server.open_files() <= before
 
 
+@pytest.mark.case(7)
 def test_20_clients_may_ask_for_the_metadata_of_a_large_vocabulary_at_once(server: Server) -> None:
-    """Case 7: and ``/healthz`` answers throughout."""
+    """``/healthz`` answers throughout."""
     answers: list[httpx.Response] = []
     alive: list[int] = []
     done = threading.Event()
@@ -329,8 +464,8 @@ def test_20_clients_may_ask_for_the_metadata_of_a_large_vocabulary_at_once(serve
     assert set(alive) == {200}
 
 
+@pytest.mark.case(79)
 def test_a_client_may_close_before_it_has_asked(server: Server, wire: Wire) -> None:
-    """Case 79."""
     for data in (b"", b"G", b"GET /v1/models HTTP/1.1\r\n", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"):
         leaving = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         # Reset, rather than close in order.

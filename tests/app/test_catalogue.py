@@ -80,6 +80,7 @@ def refused(catalogue: Catalogue, model_id: bytes) -> Problem:
     return raised.value
 
 
+@pytest.mark.case(7)
 def test_an_unchanged_model_has_one_snapshot(rig: Rig, parsed: Mock) -> None:
     write(rig.root / "m.gguf", base())
     catalogue = rig()
@@ -99,9 +100,10 @@ def replaced(path: Path, data: bytes, *, disguised: bool) -> None:
     new.rename(path)
 
 
+@pytest.mark.case(25)
 @pytest.mark.parametrize("disguised", [True, False])
 def test_a_replaced_file_is_a_new_snapshot(rig: Rig, disguised: bool) -> None:
-    """Case 25: also with the old size and mtime."""
+    """Also with the old size and mtime."""
     path = write(rig.root / "m.gguf", base())
     catalogue = rig()
     with catalogue.snapshot(b"m") as old:
@@ -115,6 +117,7 @@ def test_a_replaced_file_is_a_new_snapshot(rig: Rig, disguised: bool) -> None:
             assert new.model.find(b"w").ne == ((4, 2) if disguised else (2, 4))
 
 
+@pytest.mark.case(25)
 def test_a_model_appears_and_is_gone_and_may_come_back(rig: Rig) -> None:
     catalogue, before = rig(), n_open()
     problem = refused(catalogue, b"m")
@@ -140,6 +143,7 @@ def test_an_alias_and_the_id_have_the_same_content_key(rig: Rig) -> None:
         assert one.model_id == other.model_id == b"m"
 
 
+@pytest.mark.case(21)
 def test_a_split_set_follows_each_of_its_parts(rig: Rig) -> None:
     part = [("split.count", U16, 2), ("split.tensors.count", I32, 1)]
     first = build((), [("split.no", U16, 0), *part])
@@ -159,6 +163,7 @@ def test_a_split_set_follows_each_of_its_parts(rig: Rig) -> None:
     assert refused(catalogue, b"m").slug == "incomplete-split"
 
 
+@pytest.mark.case(6)
 def test_a_bad_file_is_parsed_once_while_it_stays(rig: Rig, parsed: Mock) -> None:
     path = write(rig.root / "bad.gguf", b"<!DOCTYPE html><title>Not found</title>")
     catalogue = rig()
@@ -343,6 +348,7 @@ def test_a_thousand_files_are_listed(rig: Rig, parsed: Mock) -> None:
     assert parsed.call_count == 1000
 
 
+@pytest.mark.case(7)
 def test_threads_that_want_one_model_open_it_once(rig: Rig, parsed: Mock) -> None:
     write(rig.root / "m.gguf", base())
     catalogue, before, start = rig(), n_open(), threading.Barrier(10)

@@ -114,6 +114,7 @@ def answers(server: Server, target: str) -> httpx.Response:
     return server.client.get(target)
 
 
+@pytest.mark.case(26)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_stops_when_it_is_told_to_with_0(tmp_path: Path, workers: int) -> None:
     (tmp_path / "m.gguf").write_bytes(base())
@@ -128,8 +129,9 @@ def test_a_server_stops_when_it_is_told_to_with_0(tmp_path: Path, workers: int) 
     assert log.count("Application shutdown complete") == workers
 
 
+@pytest.mark.case(26)
 def test_a_server_that_keeps_an_idle_connection_stops_at_once(tmp_path: Path) -> None:
-    """Case 26, of an idle client: what it keeps open is not waited for."""
+    """What an idle client keeps open is not waited for."""
     (tmp_path / "m.gguf").write_bytes(base())
     with Server(tmp_path, grace_seconds=60, keep_alive_seconds=3600) as server:
         assert server.client.get("/healthz").status_code == 200

@@ -14,6 +14,7 @@ EXPOSED = {
     "content-range",
     "etag",
     "retry-after",
+    "x-model-etag",
     "x-request-id",
     "x-tensor-dtype",
     "x-tensor-shape",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from app.errors import Unavailable
-from app.gate import StreamGate
+from app.gate import RequestGate, StreamGate
 from tests.app.conftest import Serve, slug
 from tests.app.test_streaming import ask, write_f32
 from tests.builder import base
@@ -44,6 +45,7 @@ def test_so_many_come_in_and_the_next_waits_for_a_place() -> None:
     run(work)
 
 
+@pytest.mark.case(13)
 def test_more_than_the_queue_is_refused_at_once_and_the_queue_after_a_while() -> None:
     async def work() -> None:
         gate = StreamGate(1, 1, 0.1)
@@ -83,6 +85,7 @@ def test_one_who_gives_up_waiting_takes_no_place() -> None:
     run(work)
 
 
+@pytest.mark.case(13)
 def test_an_overloaded_service_refuses_streams_and_serves_the_small(tmp_path: Path) -> None:
     write_f32(tmp_path / "m.gguf", 64, 1.0)
     path = "/v1/models/m/-/data/w"
@@ -104,6 +107,7 @@ def test_an_overloaded_service_refuses_streams_and_serves_the_small(tmp_path: Pa
         assert len(answer.content) == 1000 * 4096 * 4
 
 
+@pytest.mark.case(13)
 def test_a_client_that_leaves_the_queue_keeps_no_place_in_it(tmp_path: Path) -> None:
     write_f32(tmp_path / "m.gguf", 64, 1.0)
     path = "/v1/models/m/-/data/w"
@@ -138,3 +142,37 @@ def test_an_answer_over_its_limit_is_refused_and_ranges_of_it_are_not(serve: Ser
     assert face.get("/v1/models/m/-/data/w?rows=0").status == 200
     assert face.get("/v1/models/m/-/data/w", headers={"Range": "bytes=0-15"}).status == 206
     assert slug(face.get("/v1/models/m/-/safetensors")) == (413, "response-too-large")
+
+
+async def never() -> Message:
+    raise AssertionError("nothing is received")
+
+
+async def nothing(_: Message) -> None:
+    raise AssertionError("nothing is sent")
+
+
+def test_requests_begin_a_few_in_each_turn_of_the_loop_in_order_and_probes_at_once() -> None:
+    async def work() -> None:
+        begun: list[str] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.append(scope["path"])
+
+        gate = RequestGate(app)
+        paths = [f"/{number}" for number in range(20)]
+        tasks = [
+            asyncio.create_task(gate({"type": "http", "path": path}, never, nothing)) for path in [*paths, "/healthz"]
+        ]
+        await asyncio.sleep(0)  # one turn
+        few = len(begun) - 1
+        assert 1 <= few < 10
+        assert begun == [*paths[:few], "/healthz"]
+        tasks[few].cancel()  # one that waits, and takes no place
+        await asyncio.wait(tasks)
+        assert begun == [*paths[:few], "/healthz", *paths[few + 1 :]]
+        begun.clear()
+        await gate({"type": "http", "path": "/again"}, never, nothing)
+        assert begun == ["/again"]
+
+    run(work)

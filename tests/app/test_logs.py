@@ -182,9 +182,9 @@ HOSTILE = (
 )
 
 
+@pytest.mark.case(71)
 @pytest.mark.parametrize("target", HOSTILE, ids=lambda target: target[:24].decode())
 def test_hostile_names_and_ids_leave_one_whole_line(server: Server, text_server: Server, target: bytes) -> None:
-    """Case 71."""
     for one in (server, text_server):
         with Wire(one.port) as wire:
             answer = wire.ask(target, headers=b'X-Request-ID: a"b\xff outcome=forged\r\n')

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
-from app.names import NameSegments, decode_segment, href, model_href, query_pairs, text
+from app.names import NameSegments, decode_segment, href, model_href, name_filter, query_pairs, text
 
 PREFIX = "/v1/models/"
 parts = st.binary(min_size=1, max_size=12).filter(lambda part: b"/" not in part and part not in (b".", b".."))
@@ -118,9 +118,9 @@ def test_an_href_is_a_plain_path_that_clients_leave_alone(model_id: bytes, name:
     assert "" not in segments[:-1]
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize("path", ["dense%2Fkernel:0", "dense/kernel:0", "dense%2fkernel%3A0", "d%65nse/kernel:0"])
 def test_a_slash_in_a_name_may_be_encoded_or_not(path: str) -> None:
-    """Case 4."""
     assert asked(f"{PREFIX}m/-/data/{path}") == (200, [b"data", b"m", b"dense/kernel:0"])
     assert asked(f"{PREFIX}folder%2Fm/-/data/{path}") == (200, [b"data", b"folder/m", b"dense/kernel:0"])
     assert asked(f"{PREFIX}folder/m/-/data/{path}") == (200, [b"data", b"folder/m", b"dense/kernel:0"])
@@ -217,3 +217,11 @@ def test_a_query_may_have_bytes_that_are_not_encoded() -> None:
 def test_text_shows_any_name() -> None:
     assert text("gewicht.ß".encode()) == "gewicht.ß"
     assert text(b"w\xff") == "w\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("glob", ["*a" * 3000 + "b", "*" * 5000 + "b", "[a-z]*" * 2000 + "b", "?*" * 3000 + "b"])
+def test_a_glob_of_many_stars_ends(glob: str) -> None:
+    """Matching takes no longer than the glob times the name; trying again and again would take for ever."""
+    is_wanted = name_filter(glob)
+    assert not is_wanted(b"a" * 50_000)
+    assert is_wanted(b"a" * 50_000 + b"b")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.observe import Observe, RequestRecord, note_names, record_of
@@ -103,7 +104,7 @@ def test_names_of_the_query_are_noted_unless_the_path_has_them() -> None:
     assert (record.model, record.tensor, record.selection, record.route) == ("m", "w\ufffd", None, "unmatched")
 
 
-def test_bodies_pass_as_they_are_and_headers_get_the_id_alone() -> None:
+def test_bodies_pass_as_they_are_and_headers_get_two_more() -> None:
     pieces = [memoryview(bytearray(b"one")), memoryview(b"three")]
     start = started((b"etag", b'"1"'))
 
@@ -115,7 +116,8 @@ def test_bodies_pass_as_they_are_and_headers_get_the_id_alone() -> None:
 
     seen = Observed(steps)
     assert start == started((b"etag", b'"1"')), "the application's own message has changed"
-    assert seen.sent[0]["headers"] == [(b"etag", b'"1"'), (b"x-request-id", seen.answered_id)]
+    more = [(b"x-request-id", seen.answered_id), (b"x-content-type-options", b"nosniff")]
+    assert seen.sent[0]["headers"] == [(b"etag", b'"1"'), *more]
     assert all(message["body"] is piece for message, piece in zip(seen.sent[1:], pieces, strict=False))
     assert seen.record.bytes_sent == 8
     assert seen.streams == [1, -1]
@@ -272,3 +274,22 @@ def test_a_posted_selection_is_told_by_its_length(serve: Serve, caplog: pytest.L
     with caplog.at_level(logging.INFO, "tensortap.access"):
         face.post("/v1/models/m/-/data/w", {"rows": [0, 1, "0:1"], "cols": "0:2"})
     assert 'selection="rows=3 rows&cols=0:2"' in caplog.text
+
+
+def test_a_client_that_leaves_before_its_request_is_whole_is_no_error_and_gets_no_status() -> None:
+    records: list[RequestRecord] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+        await send(started(status=500))  # as an error is answered; no server sends it
+        await send(body(b"an answer"))
+        raise ClientDisconnect
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Message) -> None: ...
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/x", "raw_path": b"/x", "headers": []}
+    asyncio.run(Observe(app, sinks=[records.append])(scope, receive, send))
+    assert [(one.outcome, one.status, one.bytes_sent) for one in records] == [("client left", None, 0)]

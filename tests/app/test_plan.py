@@ -109,11 +109,11 @@ def test_rows_and_columns_answer_as_numpy(n_rows: int, row_items: int, window_it
     np.testing.assert_array_equal(answer(selection, tensor.ravel(), window_items), expected.ravel())
 
 
+@pytest.mark.case(11)
 @pytest.mark.parametrize("window_items", [4, 16, 64, 1 << 18])
 @pytest.mark.parametrize("row_items", [1, 3, 4, 100])
 @pytest.mark.parametrize("rows", ["9:10", "9:11", "10:11", "-1", "5:2", "0:10:3", "9::-1", "5,2,2,9"])
 def test_row_edges_in_any_window(rows: str, row_items: int, window_items: int) -> None:
-    """Case 11."""
     tensor = np.arange(10 * row_items, dtype=np.float32).reshape(10, row_items)
     parts = [part if ":" in part else f"{part}:{int(part) + 1 or ''}" for part in rows.split(",")]
     picked = [slice(*(int(field) if field else None for field in part.split(":"))) for part in parts]

@@ -142,8 +142,8 @@ def test_paths_that_lead_nowhere_are_not_redirected(demo: Face, target: str) -> 
     assert "location" not in answer.headers
 
 
+@pytest.mark.case(34)
 def test_error_texts_are_bounded(demo: Face) -> None:
-    """Case 34."""
     long = "x" * 12_000
     for target in (
         path_of("demo", "data", long),
@@ -223,7 +223,7 @@ def test_every_error_of_the_tree_is_a_problem_and_the_built_in_a_person_expects(
         errors.Unreadable: (422, ValueError),
         errors.Unavailable: (503, OSError),
     }
-    assert {getattr(errors, name) for name in errors.__all__} == {Problem, *kinds}
+    assert {getattr(errors, name) for name in errors.__all__} == {Problem, errors.exhausted, *kinds}
     for kind, (status, built_in) in kinds.items():
         error = kind(*made.get(kind, ("some-slug", "a detail.")))
         assert isinstance(error, Problem)

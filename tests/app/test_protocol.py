@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +95,7 @@ def bytes_until_cut(connection: socket.socket) -> int:
     return n_bytes
 
 
+@pytest.mark.case(79)
 @pytest.mark.parametrize(
     "begun",
     [
@@ -117,18 +118,21 @@ def test_a_request_that_does_not_come_is_not_waited_for(server: Server, begun: b
         assert is_cut(fresh)
 
 
+@pytest.mark.case(79)
 def test_a_body_that_does_not_come_is_not_waited_for(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\nhalf")
         assert 0 < bytes_until_cut(connection) < 1000
 
 
+@pytest.mark.case(79)
 def test_a_head_that_comes_byte_by_byte_is_cut_in_the_end(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
         assert sends_until_cut(connection, b"x", REQUEST_SECONDS / 10) < 1000
 
 
+@pytest.mark.case(79)
 def test_a_head_without_end_takes_no_memory(volume: Path) -> None:
     with Server(volume, request_seconds=60) as server:
         before = server.memory("VmHWM")
@@ -142,6 +146,7 @@ def test_a_head_without_end_takes_no_memory(volume: Path) -> None:
             assert wire.ask(b"/healthz", headers=b"X: " + b"x" * (32 << 10) + b"\r\n").status == 200
 
 
+@pytest.mark.case(37)
 def test_an_idle_connection_lives_on_between_requests(server: Server) -> None:
     with Wire(server.port) as wire:
         for _ in range(3):
@@ -149,12 +154,14 @@ def test_an_idle_connection_lives_on_between_requests(server: Server) -> None:
             time.sleep(2 * REQUEST_SECONDS)
 
 
+@pytest.mark.case(37)
 def test_an_idle_connection_ends_after_its_time(volume: Path) -> None:
     with Server(volume, keep_alive_seconds=1, request_seconds=60) as server, connect(server) as connection:
         assert is_healthy(connection)
         assert is_cut(connection)
 
 
+@pytest.mark.case(12)
 @pytest.mark.parametrize("sent_ahead", [b"", HEALTHZ])
 def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Server, sent_ahead: bytes) -> None:
     def settled(files: int) -> bool:
@@ -175,6 +182,7 @@ def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Se
             assert bytes_until_cut(connection) < 64 * MIB
 
 
+@pytest.mark.case(12)
 def test_an_answer_that_is_over_but_for_its_last_bytes_is_cut_as_well(server: Server) -> None:
     """Where the last bytes lie depends on the size: with the system, or here, where a close waits for them for ever."""
     files = open_files_at_rest(server)
@@ -188,6 +196,7 @@ def test_an_answer_that_is_over_but_for_its_last_bytes_is_cut_as_well(server: Se
             time.sleep(0.1)
 
 
+@pytest.mark.case(12)
 def test_a_slow_reader_gets_everything(server: Server) -> None:
     """Each pause is shorter than the patience; all of them together are longer."""
     with ask(server, f"{DATA}?rows=:512") as connection:
@@ -200,6 +209,53 @@ def test_a_slow_reader_gets_everything(server: Server) -> None:
             time.sleep(STALL_SECONDS / 4)
         length, body = read_answer(connection, received)
     assert length == len(body) == 8 * MIB
+
+
+def test_many_requests_sent_ahead_take_no_memory(volume: Path) -> None:
+    with Server(volume, request_seconds=60) as server:
+        before = server.memory("VmHWM")
+        for _ in range(4):
+            with ask(server, DATA) as connection:
+                connection.recv(1)
+                with suppress(ConnectionError):
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 60_000)
+                assert bytes_until_cut(connection) < 64 * MIB
+        assert server.memory("VmHWM") - before < 32 * MIB
+        # Some are answered, in order.
+        with Wire(server.port) as wire:
+            wire.send(HEALTHZ * 17)
+            assert [wire.answer().status for _ in range(17)] == [200] * 17
+
+
+def test_many_headers_take_no_memory(volume: Path) -> None:
+    with Server(volume, request_seconds=60) as server, ExitStack() as stack:
+        before = server.memory("VmHWM")
+        for _ in range(32):
+            connection = stack.enter_context(connect(server))
+            with suppress(ConnectionError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\n" + b"a:b\r\n" * 18_000)
+            assert bytes_until_cut(connection) < 1000
+        assert server.memory("VmHWM") - before < 32 * MIB
+        with Wire(server.port) as wire:
+            assert wire.ask(b"/healthz", headers=b"a: b\r\n" * 200).status == 200
+
+
+def test_what_is_no_http_ends_the_answer_before_it_and_adds_nothing_to_it(server: Server) -> None:
+    with ask(server, f"{DATA}?rows=:512") as connection:
+        received = connection.recv(32 << 10)
+        connection.sendall(b"\x00\x01 nonsense\r\n\r\n")
+        while True:
+            try:
+                chunk = connection.recv(MIB)
+            except ConnectionResetError:
+                break
+            if not chunk:
+                break
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert len(body) < 8 * MIB
+    assert not any(body)  # the weights are zeros
 
 
 def test_a_request_sent_ahead_does_not_end_the_answer_before_it(server: Server) -> None:
@@ -219,6 +275,7 @@ def test_a_request_sent_ahead_does_not_end_the_answer_before_it(server: Server) 
             rest += chunk
 
 
+@pytest.mark.case(79)
 def test_connections_over_the_limit_are_told_so_and_probes_are_answered(volume: Path) -> None:
     with Server(volume, max_connections=4, request_seconds=60) as server:
         held = [connect(server) for _ in range(3)]
@@ -237,3 +294,57 @@ def test_connections_over_the_limit_are_told_so_and_probes_are_answered(volume: 
         while server.client.get("/v1/models").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+UPGRADE = b"POST %s HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: h2c\r\n%s\r\n"
+
+
+@pytest.mark.parametrize("pause", [0, 0.2])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"Content-Length: %d\r\n" % len(HEALTHZ), HEALTHZ),
+        (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (len(HEALTHZ), HEALTHZ)),
+    ],
+)
+def test_a_body_is_never_read_as_a_request(server: Server, framing: bytes, body: bytes, pause: float) -> None:
+    with connect(server) as connection:
+        connection.sendall(UPGRADE % (b"/v1/models/demo/-/data/output_norm.weight", framing))
+        time.sleep(pause)
+        with suppress(ConnectionError):
+            connection.sendall(body)
+        received = b"".join(iter(lambda: received_of(connection), b""))
+    assert received.count(b"HTTP/1.1 ") <= 1
+    assert b"200 OK" not in received
+
+
+@pytest.mark.parametrize("pause", [0, 0.2])
+def test_a_request_for_another_protocol_is_answered_and_is_the_last(server: Server, pause: float) -> None:
+    with connect(server) as connection:
+        connection.sendall((UPGRADE % (b"/healthz", b"")).replace(b"POST", b"GET") + HEALTHZ)
+        time.sleep(pause)
+        with suppress(ConnectionError):
+            connection.sendall(HEALTHZ)
+        received = b"".join(iter(lambda: received_of(connection), b""))
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert b"\r\nconnection: close\r\n" in received
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
+def test_what_is_no_request_does_not_go_into_the_answer_before_it(server: Server) -> None:
+    with ask(server, f"{DATA}?rows=:512") as connection:
+        received = connection.recv(32 << 10)
+        connection.sendall(b"no request\r\n\r\n")
+        while chunk := received_of(connection):
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert not any(body)  # zeros are what the file has
+
+
+def received_of(connection: socket.socket) -> bytes:
+    """The next bytes, or none where the connection has ended."""
+    try:
+        return connection.recv(MIB)
+    except ConnectionResetError:
+        return b""

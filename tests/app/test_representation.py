@@ -143,8 +143,9 @@ def test_a_whole_tensor_has_its_own_shape(snapshot: Snapshot, name: str) -> None
     assert np.array(text["data"]).size == math.prod(shape)
 
 
+@pytest.mark.case(2)
 def test_rows_and_columns_make_two_axes(snapshot: Snapshot) -> None:
-    """Case 2: rows run over all axes above the first."""
+    """Rows run over all axes above the first."""
     assert weights(snapshot, "f", rows="3:5").tolist() == [[12, 13, 14, 15], [16, 17, 18, 19]]
     assert weights(snapshot, "f", rows="6:7").shape == (0, 4)
     assert weights(snapshot, "f", cols="-1").ravel().tolist() == [3, 7, 11, 15, 19, 23]
@@ -243,9 +244,10 @@ def test_a_file_name_is_offered_for_any_names(tmp_path: Path, model: bytes, tens
     assert (unquote(match[2]) if match[2] else match[1]) == shown
 
 
+@pytest.mark.case(42)
 @pytest.mark.parametrize("name", [b"n" * 300, b"n" * 60_000, "名".encode() * 20_000])
 def test_a_long_name_gives_a_short_header(tmp_path: Path, name: bytes) -> None:
-    """Case 42: proxies and clients take headers of a few KiB."""
+    """Proxies and clients take headers of a few KiB."""
     with opened(tmp_path / "m.gguf", base(infos=[tensor_info(name, [4, 2], 0, 0)])) as made:
         answer = represent(made, made.model.find(name), WeightsQuery(), "raw", json_limit=LIMIT)
     value = answer.headers["Content-Disposition"]
@@ -294,9 +296,9 @@ def test_float16_rounds_and_overflows_in_silence(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize("type_", STORED_DTYPES, ids=lambda type_: type_.name)
 def test_stored_weights_are_exact(snapshot: Snapshot, type_: GGMLType) -> None:
-    """Case 36."""
     name = f"plain {type_.name}"
     made = asked(snapshot, name, dtype="stored")
     assert body(made) == plain_bytes(type_)

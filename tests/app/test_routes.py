@@ -299,9 +299,9 @@ def test_every_link_of_a_hostile_volume_leads_to_an_answer_or_its_problem(serve:
     assert len(seen) > 140
 
 
+@pytest.mark.case(3)
 @pytest.mark.parametrize("route", ROUTES)
 def test_head_has_the_headers_of_get_on_every_route(demo: Face, route: str) -> None:
-    """Case 3."""
     got, head = demo.get(ROUTES[route]), demo.get(ROUTES[route], "HEAD")
     assert (got.status, head.status) == (200, 200)
     assert head.headers == got.headers
@@ -317,6 +317,25 @@ def test_a_condition_does_not_hide_that_there_is_nothing(demo: Face, method: str
     names = {"metadata/none": 404, "metadata/general.name?slice=0": 400, "tensors/none": 404, "data/none": 404}
     for name, status in names.items():
         assert demo.get(path_of("demo", name), method, {header: value}).status == status
+
+
+def test_if_match_takes_the_etag_of_the_model_on_every_route_about_it(serve: Serve) -> None:
+    face = serve({"m.gguf": base(), "n.gguf": base(data=bytes(32))})
+    version = face.get("/v1/models/m").headers["x-model-etag"]
+    other = face.get("/v1/models/n").headers["x-model-etag"]
+    assert version != other
+    about = [target for target in crawl(face) if target.startswith("/v1/models/m")]
+    assert len(about) == 7
+    for method in ("GET", "HEAD"):
+        for target in about:
+            assert face.get(target, method, {"If-Match": version}).headers["x-model-etag"] == version
+            assert face.get(target, method, {"If-Match": f'"x", {version}'}).status == 200
+            assert slug(face.get(target, "GET", {"If-Match": other})) == (412, "model-changed")
+    part = {"If-Match": version, "Range": "bytes=4-7"}
+    assert face.get(path_of("m", "data", "w"), headers=part).body == F8[4:8]
+    assert face.get(path_of("m", "data", "w"), headers={**part, "If-Range": version}).status == 200
+    (face.root / "m.gguf").write_bytes(base(data=bytes(32)))
+    assert {face.get(target, headers={"If-Match": version}).status for target in about} == {412}
 
 
 def test_the_pages_of_documentation_are_there(demo: Face) -> None:

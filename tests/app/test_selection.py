@@ -112,6 +112,7 @@ def test_rows_and_columns_are_numpys(n_rows: int, row_items: int, rows: list[str
     assert positions(selection).tolist() == expected.ravel().tolist()
 
 
+@pytest.mark.case(11)
 @pytest.mark.parametrize(
     ("rows", "shape", "first"),
     [
@@ -127,7 +128,6 @@ def test_rows_and_columns_are_numpys(n_rows: int, row_items: int, rows: list[str
     ],
 )
 def test_edges_of_row_ranges(rows: str, shape: tuple[int, int], first: int | None) -> None:
-    """Case 11."""
     selection = select_rows(10, 4, rows, None)
     assert selection.shape == shape
     found = positions(selection)

@@ -1,6 +1,8 @@
 """The service: one look at the volume for all who ask at the same time, and what it finds for each of them."""
 
 import asyncio
+import os
+import threading
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -8,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from app.auth import Grant
-from app.errors import NotFound, Unreadable
+from app.errors import NotFound, Unavailable, Unreadable
 from app.service import Service
 from app.settings import Settings
 from app.snapshot import Snapshot
@@ -80,4 +82,118 @@ def test_one_who_gives_up_takes_nothing_from_the_others(service: Service, monkey
     for outcome in outcomes:
         if isinstance(outcome, Snapshot):
             outcome.release()
+    service.close()
+
+
+def hanging(service: Service, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Make every look at the volume last until the event is set."""
+    go = threading.Event()
+    find = service.catalogue.volume.find
+
+    def hang(model_id: bytes) -> object:
+        assert go.wait(30)
+        return find(model_id)
+
+    monkeypatch.setattr(service.catalogue.volume, "find", hang)
+    return go
+
+
+def test_a_model_that_is_open_is_served_while_the_volume_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").write_bytes(base())
+    service = Service(Settings(root=tmp_path, recheck_seconds=0.001))
+
+    async def ask() -> None:
+        first = await service.snapshot(b"m", EVERYTHING)
+        go = hanging(service, monkeypatch)
+        await asyncio.sleep(0.01)
+        for _ in range(3):  # the first one looks, the others find that look under way
+            again = await service.snapshot(b"m", EVERYTHING)
+            assert again is first
+            again.release()
+        os.utime(tmp_path / "m.gguf", (1, 1))
+        go.set()
+        while (now := await service.snapshot(b"m", EVERYTHING)) is first:
+            now.release()
+            await asyncio.sleep(0.01)
+        now.release()
+        first.release()
+        with pytest.raises(OSError, match="Bad file descriptor"):  # whoever gave up let go of what came in the end
+            os.fstat(first._fds[0])
+
+    asyncio.run(ask())
+    service.close()
+
+
+def test_where_every_look_must_be_new_nobody_is_told_by_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(base())
+    service = Service(Settings(root=tmp_path, recheck_seconds=0))
+
+    async def ask() -> None:
+        (await service.snapshot(b"m", EVERYTHING)).release()
+        go = hanging(service, monkeypatch)
+        asking = [asyncio.create_task(service.snapshot(b"m", EVERYTHING)) for _ in range(2)]
+        await asyncio.wait(asking, timeout=0.2)
+        assert not any(one.done() for one in asking)
+        go.set()
+        for snapshot in await asyncio.gather(*asking):
+            snapshot.release()
+
+    asyncio.run(ask())
+    service.close()
+
+
+def test_so_many_wait_for_the_volume_and_no_more(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = hanging(service, monkeypatch)
+
+    async def herd() -> list[object]:
+        asking = [asyncio.create_task(service.snapshot(b"none%d" % number, EVERYTHING)) for number in range(200)]
+        await asyncio.sleep(0.05)
+        go.set()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    outcomes = [type(outcome) for outcome in asyncio.run(herd())]
+    assert set(outcomes) == {NotFound, Unavailable}
+    assert 128 <= outcomes.count(NotFound) <= 128 + 8
+    service.close()
+
+
+def test_those_who_ask_for_the_list_share_the_next_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock(side_effect=[["first"], ["second"]])
+    go, begun = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        begun.set()
+        assert go.wait(30)
+        return made()
+
+    monkeypatch.setattr(service, "_listed", slow)
+
+    async def herd() -> list[object]:
+        first = asyncio.create_task(service.models(EVERYTHING))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        others = [asyncio.create_task(service.models(EVERYTHING)) for _ in range(50)]
+        await asyncio.sleep(0)
+        others.pop().cancel()
+        go.set()
+        return await asyncio.gather(first, *others)
+
+    assert asyncio.run(herd()) == [["first"], *[["second"]] * 49]
+    service.close()
+
+
+def test_tidying_goes_on_after_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    tidied = Mock(side_effect=[MemoryError, OSError(5, "Input/output error"), *[None] * 100_000])
+    monkeypatch.setattr("app.service._TIDY_SECONDS", 0)
+    monkeypatch.setattr(service.catalogue, "forget_gone", tidied)
+
+    async def tidy() -> None:
+        tidying = asyncio.create_task(service.tidy())
+        while tidied.call_count < 4:
+            await asyncio.sleep(0.01)
+        tidying.cancel()
+
+    asyncio.run(tidy())
     service.close()

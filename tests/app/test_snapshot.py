@@ -85,6 +85,7 @@ def test_a_read_past_the_end_is_refused(tmp_path: Path) -> None:
     assert refused.value.status == 503
 
 
+@pytest.mark.case(39)
 def test_an_error_of_the_system_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise OSError(5, "Input/output error")
@@ -95,6 +96,7 @@ def test_an_error_of_the_system_is_an_answer(tmp_path: Path, monkeypatch: pytest
             read(snapshot, 0, 0, 160)
 
 
+@pytest.mark.case(39)
 @pytest.mark.parametrize("change", ["shorter", "longer", "rewritten", "touched"])
 def test_a_file_changed_in_place_is_not_read(tmp_path: Path, change: str) -> None:
     path = write(tmp_path / "m.gguf", base())
@@ -112,6 +114,7 @@ def test_a_file_changed_in_place_is_not_read(tmp_path: Path, change: str) -> Non
             read(snapshot, 0, 0, 100)
 
 
+@pytest.mark.case(39)
 def test_a_change_during_the_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "m.gguf", base())
     real = os.preadv
@@ -127,9 +130,10 @@ def test_a_change_during_the_read_is_noticed(tmp_path: Path, monkeypatch: pytest
             read(snapshot, 0, 0, 160)
 
 
+@pytest.mark.case(25)
 @pytest.mark.parametrize("fate", ["replaced", "removed"])
 def test_a_replaced_or_removed_file_can_be_read_to_its_end(tmp_path: Path, fate: str) -> None:
-    """Case 25: the open file is the old one, whatever its name now leads to."""
+    """The open file is the old one, whatever its name leads to now."""
     path = write(tmp_path / "m.gguf", base())
     with opened(path) as snapshot:
         if fate == "replaced":
@@ -270,6 +274,25 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     fd = open_regular_file(os.fsencode(tmp_path / "m.gguf"))
     assert not os.get_inheritable(fd)
     os.close(fd)
+
+
+def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "volume" / "a" / "b", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir(parents=True)
+        (folder / "m.gguf").write_bytes(base())
+    path = os.fsencode(inside / "m.gguf")
+    os.close(open_regular_file(path))
+    n_open = len(os.listdir("/proc/self/fd"))
+    for replaced in (inside, inside.parent):
+        replaced.rename(tmp_path / "away")
+        replaced.symlink_to(outside if replaced is inside else tmp_path / "away")
+        with pytest.raises(OSError):  # noqa: PT011 - what the system says of a link here differs
+            open_regular_file(path)
+        replaced.unlink()
+        (tmp_path / "away").rename(replaced)
+    os.close(open_regular_file(path))
+    assert len(os.listdir("/proc/self/fd")) == n_open
 
 
 def test_what_is_kept_is_made_once_goes_when_it_is_much_and_goes_with_the_files(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_what_the_client_has_yet_to_read_is_not_written_again(
     ends.close()
 
 
+@pytest.mark.case(10)
 def test_a_client_that_leaves_ends_the_stream(path: Path) -> None:
     ends = Ends(path, Reader(cache_of(0), 2))
     files = len(os.listdir("/proc/self/fd"))
@@ -169,6 +170,7 @@ def test_a_stream_that_is_stopped_leaves_nothing_behind(path: Path) -> None:
     ends.close()
 
 
+@pytest.mark.case(39)
 def test_a_step_that_cannot_be_made_ends_the_stream_after_those_before_it(path: Path) -> None:
     ends = Ends(path, Reader(cache_of(0), 2))
     os.truncate(path, path.stat().st_size - (1 << 20))
@@ -185,6 +187,7 @@ def test_a_step_that_cannot_be_made_ends_the_stream_after_those_before_it(path: 
     ends.close()
 
 
+@pytest.mark.case(12)
 def test_streams_whose_clients_take_nothing_keep_no_thread(path: Path) -> None:
     """More of them than threads; the last one is served whole."""
     reader = Reader(cache_of(0), 2)

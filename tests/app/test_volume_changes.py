@@ -35,6 +35,7 @@ def models(server: Server) -> dict[str, bool]:
     return {one["id"]: one["readable"] for one in server.client.get("/v1/models").json()["models"]}
 
 
+@pytest.mark.case(5)
 def test_a_file_that_is_being_uploaded_becomes_readable_bit_by_bit(root: Path, server: Server) -> None:
     weights = np.arange(4096, dtype="<f4").tobytes()
     whole = build([("first", [4], GGMLType.F32, floats(1, 2, 3, 4)), ("w", [4096], GGMLType.F32, weights)])
@@ -54,6 +55,7 @@ def test_a_file_that_is_being_uploaded_becomes_readable_bit_by_bit(root: Path, s
     assert server.client.get(DATA.format("m")).content == weights
 
 
+@pytest.mark.case(25)
 def test_a_removed_model_is_gone_and_may_come_back(root: Path, server: Server) -> None:
     (root / "m.gguf").write_bytes(base())
     (root / "other.gguf").write_bytes(base())
@@ -66,6 +68,7 @@ def test_a_removed_model_is_gone_and_may_come_back(root: Path, server: Server) -
     assert server.client.head(DATA.format("m")).headers["etag"] == etag
 
 
+@pytest.mark.case(5)
 def test_a_file_that_shrank_in_place_is_told_and_the_rest_is_served(root: Path, server: Server) -> None:
     content = build([("first", [4], GGMLType.F32, floats(1, 2, 3, 4)), ("w", [64], GGMLType.F32, bytes(256))])
     (root / "m.gguf").write_bytes(content)
@@ -96,6 +99,7 @@ def test_a_volume_that_is_unmounted_and_comes_back(root: Path, server: Server) -
     assert models(server) == {"m": True}
 
 
+@pytest.mark.case(25)
 def test_a_root_that_is_a_link_may_be_switched(tmp_path: Path) -> None:
     for name, value in (("old", 1.0), ("new", 2.0)):
         (tmp_path / name).mkdir()

@@ -85,6 +85,7 @@ def swapped_halves(block_bytes: int, *starts: int) -> Callable[[bytes], bytes]:
     return swap
 
 
+@pytest.mark.case(61)
 @pytest.mark.parametrize(
     ("type_", "swap"),
     [
@@ -95,7 +96,6 @@ def swapped_halves(block_bytes: int, *starts: int) -> Callable[[bytes], bytes]:
     ],
 )
 def test_windows_of_big_endian_files(tmp_path: Path, type_: GGMLType, swap: Callable[[bytes], bytes]) -> None:
-    """Case 61."""
     n_weights = WINDOW_WEIGHTS + 512
     raw = random_blocks(type_, n_weights)
     content = build([("w", [256, n_weights // 256], type_, swap(raw))], byte_order="big")
@@ -179,8 +179,8 @@ def test_the_memory_of_a_window_is_used_again_when_nobody_holds_it() -> None:
     assert buffers.take(7).shape == (7,)
 
 
+@pytest.mark.case(40)
 def test_a_scalar_is_one_window_of_one_weight(tmp_path: Path) -> None:
-    """Case 40."""
     with opened(tmp_path / "m.gguf", build([("s", [], 0, np.float32(1.5).tobytes())])) as snapshot:
         assert source(snapshot, snapshot.model.find(b"s"), "decoded").read(0, BUFFERS).tolist() == [1.5]
 

@@ -42,6 +42,7 @@ def test_decoding_equals_ggml_at_odd_block_counts(type_: GGMLType, n: int, kind:
     assert_same_bits(dequantize(raw, type_), ggml_dequantize(raw, type_))
 
 
+@pytest.mark.case(23)
 @pytest.mark.parametrize("type_", _WITH_ORACLE, ids=lambda type_: type_.name)
 @given(n=st.integers(1, 40), kind=st.sampled_from(_KINDS), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)

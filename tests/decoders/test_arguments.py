@@ -29,6 +29,7 @@ _RAW = make_blocks(GGMLType.Q4_0, 6, "random")
 _EXPECTED = dequantize(_RAW, GGMLType.Q4_0)
 
 
+@pytest.mark.case(54)
 @pytest.mark.parametrize("type_", REMOVED, ids=lambda type_: type_.name)
 def test_removed_types_are_known_by_name_and_refused(type_: GGMLType) -> None:
     assert info(type_) == BlockFormat(type_.name, 0, 0, decodable=False)

@@ -36,11 +36,13 @@ def test_q4_1_rounds_once_when_it_adds_the_minimum() -> None:
     assert_same_bits(dequantize(block, GGMLType.Q4_1), _floats([15] + [2**-24] * 31))
 
 
+@pytest.mark.case(30)
 def test_infinite_scale_times_zero_is_nan() -> None:
     block = bytes([0x00, 0x7C]) + bytes([0x88] * 16)
     assert np.isnan(dequantize(block, GGMLType.Q4_0)).all()
 
 
+@pytest.mark.case(8)
 def test_mxfp4_low_nibbles_are_the_first_half_of_the_block() -> None:
     decoded = dequantize(bytes([0x7F] + [0x21] * 16), GGMLType.MXFP4)
     assert_same_bits(decoded, _floats([0.5] * 16 + [1] * 16))
@@ -91,18 +93,21 @@ def test_f32_keeps_every_bit() -> None:
     assert_same_bits(dequantize(raw, GGMLType.F32), raw.view("<f4").astype(np.float32))
 
 
+@pytest.mark.case(30)
 def test_f16_specials() -> None:
     raw = bytes.fromhex("007e 007c 00fc 0100 0080 ff7b")
     expected = _floats([np.nan, np.inf, -np.inf, 2**-24, -0.0, 65504])
     assert_same_bits(dequantize(raw, GGMLType.F16), expected)
 
 
+@pytest.mark.case(29)
 def test_bf16_specials() -> None:
     decoded = dequantize(bytes.fromhex("803f 00c0 c07f 80ff 0100 0080"), GGMLType.BF16)
     bits = [0x3F800000, 0xC0000000, 0x7FC00000, 0xFF800000, 0x00010000, 0x80000000]
     assert decoded.view(np.uint32).tolist() == bits
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize(
     ("type_", "raw", "expected"),
     [

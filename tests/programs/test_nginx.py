@@ -1,84 +1,58 @@
-"""nginx in front, with the settings of docs/deployment.md and with its own."""
+"""nginx in front: with the settings of docs/deployment.md, with its own, and as the end of TLS."""
 
 import hashlib
-import re
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.programs.conftest import DATA, program
+from tests.app.test_streaming import MIB, take_zeros
+from tests.programs.conftest import DATA, LARGE, LARGE_BYTES, LARGE_END, Proxy
 from tests.server import Server
 
 pytestmark = pytest.mark.programs
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "deployment.md"
+SLOW_BYTES, BYTES_PER_SECOND = 200_000_000, 20_000_000
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def test_a_tensor_comes_whole(proxy: Proxy, digest: str) -> None:
+    with proxy.client() as client:
+        assert hashlib.sha256(client.get(DATA).content).hexdigest() == digest
 
 
-def documented() -> str:
-    """The configuration that the documentation gives."""
-    (block,) = re.findall(r"((?:^    .*\n)+)", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert isinstance(block, str)
-    return block
-
-
-@pytest.fixture(scope="module", params=["documented", "default"])
-def proxy(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("nginx")
-    port = free_port()
-    plain = f"server {{ listen 80; location / {{ proxy_pass http://127.0.0.1:{server.port}; }} }}"
-    sites = documented() if request.param == "documented" else plain
-    sites = sites.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("listen 80", f"listen 127.0.0.1:{port}")
-    (folder / "nginx.conf").write_text(
-        f"daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
-        f"http {{ access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}/proxy; "
-        f"fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};\n{sites}\n}}\n"
-    )
-    process = subprocess.Popen([program("nginx"), "-c", folder / "nginx.conf"], stderr=subprocess.DEVNULL)
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(10)
-
-
-def test_a_tensor_comes_whole(proxy: str, digest: str) -> None:
-    answer = httpx.get(proxy + DATA, timeout=60)
-    assert hashlib.sha256(answer.content).hexdigest() == digest
-
-
-def test_a_slow_client_gets_everything_and_nginx_keeps_no_copy(proxy: str, digest: str, tmp_path: Path) -> None:
-    """Case 22."""
+@pytest.mark.case(22)
+def test_a_slow_client_gets_everything(proxy: Proxy, digest: str, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    command = [program("curl"), "-sS", "--limit-rate", "20M", "-o", str(target), proxy + DATA]
+    command = [*proxy.curl, "-sS", "--limit-rate", "20M", "-o", str(target), proxy.url + DATA]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
     assert hashlib.sha256(target.read_bytes()).hexdigest() == digest
 
 
-def test_names_ranges_and_conditions_pass_through(proxy: str, server: Server) -> None:
+@pytest.mark.case(22, 38)
+@pytest.mark.parametrize("proxy", ["default", "tls"], indirect=True)
+def test_more_than_3_gb_come_whole_and_nginx_keeps_no_copy(proxy: Proxy, server: Server) -> None:
+    """The first 200 MB at 20 MB/s, in which time nginx would fill its disk with the rest; then as fast as it goes."""
+    memory, began, looked = server.memory(), time.monotonic(), 0
+
+    def watch(taken: int) -> None:
+        nonlocal looked
+        if taken < SLOW_BYTES:
+            time.sleep(max(0, began + taken / BYTES_PER_SECOND - time.monotonic()))
+        if taken - looked > 16 * MIB:
+            looked = taken
+            assert proxy.disk_bytes() == 0
+            assert server.memory() < memory + 48 * MIB
+
+    with proxy.connect() as connection:
+        connection.sendall(f"GET {LARGE} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        take_zeros(connection, LARGE_BYTES, LARGE_END, watch)
+    assert proxy.errors() == []
+
+
+def test_names_ranges_and_conditions_pass_through(proxy: Proxy, server: Server) -> None:
     direct = server.client.head(DATA)
-    assert httpx.head(proxy + DATA).headers["etag"] == direct.headers["etag"]
-    assert httpx.get(proxy + DATA, headers={"Range": "bytes=4-7"}).status_code == 206
-    assert httpx.get(proxy + DATA, headers={"If-None-Match": direct.headers["etag"]}).status_code == 304
-    assert httpx.get(f"{proxy}/v1/models/m/-/tensors/dense%2Fkernel:0").json()["name"] == "dense/kernel:0"
-
-
-def test_idle_connections_are_not_cut_before_nginx_does(proxy: str) -> None:
-    """Case 37, for as long as a test may take."""
-    with httpx.Client(base_url=proxy) as client:
-        for _ in range(3):
-            assert client.get("/healthz").status_code == 200
-            time.sleep(1)
+    with proxy.client() as client:
+        assert client.head(DATA).headers["etag"] == direct.headers["etag"]
+        assert client.get(DATA, headers={"Range": "bytes=4-7"}).status_code == 206
+        assert client.get(DATA, headers={"If-None-Match": direct.headers["etag"]}).status_code == 304
+        assert client.get("/v1/models/m/-/tensors/dense%2Fkernel:0").json()["name"] == "dense/kernel:0"

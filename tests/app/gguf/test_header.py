@@ -1,4 +1,4 @@
-"""The header: counts, keys, alignment, dimensions. Case numbers are those of the project's list of hard inputs."""
+"""The header: counts, keys, alignment, dimensions."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_base_is_what_it_says() -> None:
     assert read_back.warnings == ()
 
 
-# Case 27
+@pytest.mark.case(27)
 @pytest.mark.parametrize("alignment", [1, 2, 8, 32, 64, 4096])
 def test_alignment_moves_the_data(alignment: int) -> None:
     data = base(entries=[kv("general.alignment", U32, alignment)], alignment=alignment)
@@ -60,7 +60,7 @@ def test_alignment_moves_the_data(alignment: int) -> None:
     assert weights(data, read_back, b"w") == F8
 
 
-# Case 68
+@pytest.mark.case(68)
 @pytest.mark.parametrize("value", [0, 24, 33, 3])
 def test_an_alignment_that_is_no_power_of_two_is_refused(value: int) -> None:
     with pytest.raises(BadHeader, match="power of two") as caught:
@@ -69,12 +69,14 @@ def test_an_alignment_that_is_no_power_of_two_is_refused(value: int) -> None:
     assert caught.value.offset == 24 + len(kv("general.architecture", STRING, "llama"))
 
 
+@pytest.mark.case(68)
 @pytest.mark.parametrize("entry", [kv("general.alignment", U64, 32), kv("general.alignment", STRING, "32")])
 def test_an_alignment_of_another_type_is_refused(entry: bytes) -> None:
     with pytest.raises(BadHeader, match="must be a u32"):
         read(base(entries=[entry]))
 
 
+@pytest.mark.case(68)
 def test_a_vast_alignment_puts_the_data_past_the_end() -> None:
     read_back = read(base(entries=[kv("general.alignment", U32, 2**31)]))
     assert read_back.data_start == 2**31
@@ -88,7 +90,7 @@ def test_two_alignments_must_be_the_same() -> None:
         read(base(entries=[kv("general.alignment", U32, 64), kv("general.alignment", U32, 32)]))
 
 
-# Case 31
+@pytest.mark.case(31)
 def test_a_file_may_end_after_its_keys() -> None:
     data = header(0, 1) + kv("general.architecture", STRING, "llama")
     assert len(data) == 69
@@ -97,6 +99,7 @@ def test_a_file_may_end_after_its_keys() -> None:
     assert (read_back.header_bytes, read_back.data_start) == (69, 96)
 
 
+@pytest.mark.case(31)
 def test_a_file_may_have_no_keys() -> None:
     data = pad(header(1, 0) + tensor_info("w", [4, 2], 0, 0)) + F8
     read_back = read(data)
@@ -108,7 +111,7 @@ def test_a_file_may_have_nothing() -> None:
     assert read(header(0, 0)).tensors == ()
 
 
-# Case 69
+@pytest.mark.case(69)
 def test_duplicate_keys_are_kept_in_order_with_a_warning() -> None:
     read_back = read(base(entries=[kv("general.architecture", STRING, "gpt2")]))
     assert [entry.value for entry in read_back.metadata.all(b"general.architecture")] == [b"llama", b"gpt2"]
@@ -129,20 +132,21 @@ def test_metadata_is_a_sequence_with_names() -> None:
     assert (metadata.integer(b"n"), metadata.integer(b"s"), metadata.integer(b"b")) == (7, None, None)
 
 
-# Case 70
+@pytest.mark.case(70)
 def test_an_empty_key_is_served_with_a_warning() -> None:
     read_back = read(base(entries=[kv("", U32, 1)]))
     assert read_back.metadata.get(b"") == 1
     assert any("empty key" in warning for warning in read_back.warnings)
 
 
+@pytest.mark.case(70)
 def test_a_key_of_70000_bytes_is_served() -> None:
     read_back = read(base(entries=[kv("k" * 70_000, U32, 1)]))
     assert read_back.metadata.get(b"k" * 70_000) == 1
     assert any("(70,000 bytes)" in warning and len(warning) < 300 for warning in read_back.warnings)
 
 
-# Case 71
+@pytest.mark.case(71)
 @pytest.mark.parametrize("name", [b"w\xff", b"\n", "a\u202eb".encode(), b"", b"a\0b", b"dense/kernel:0", b"x" * 300])
 def test_names_of_any_bytes_are_kept(name: bytes) -> None:
     data = base(entries=[kv(b"bad\xff", U8, 1)], infos=[tensor_info(name, [4, 2], 0, 0)])
@@ -151,7 +155,7 @@ def test_names_of_any_bytes_are_kept(name: bytes) -> None:
     assert weights(data, read_back, name) == F8
 
 
-# Case 42
+@pytest.mark.case(42)
 def test_long_names_that_differ_at_the_end_stay_apart_and_are_flagged() -> None:
     names = [b"n" * 63 + b"1", b"n" * 63 + b"2", b"m" * 300, b"k" * 63]
     infos = [tensor_info(name, [2], 0, 32 * place) for place, name in enumerate(names)]
@@ -160,13 +164,14 @@ def test_long_names_that_differ_at_the_end_stay_apart_and_are_flagged() -> None:
     assert sum("ggml cannot load" in warning for warning in read_back.warnings) == 3
 
 
-# Case 64
+@pytest.mark.case(64)
 def test_trailing_bytes_are_ignored() -> None:
     data = base() + b"GARBAGE" * 9
     assert read(data).warnings == ()
     assert weights(data, read(data), b"w") == F8
 
 
+@pytest.mark.case(64)
 @pytest.mark.parametrize("entry", [raw_kv("x", BOOL, b"\2"), raw_kv("x", ARRAY, V3.pack("IQ", BOOL, 3) + b"\0\1\xff")])
 def test_odd_booleans_are_true_with_a_warning(entry: bytes) -> None:
     read_back = read(base(entries=[entry]))
@@ -180,7 +185,7 @@ def test_proper_booleans_bring_no_warning() -> None:
     assert read_back.warnings == ()
 
 
-# Case 63
+@pytest.mark.case(63)
 @pytest.mark.parametrize(
     "info",
     [
@@ -196,7 +201,7 @@ def test_more_than_four_dimensions_are_refused(info: bytes) -> None:
     assert caught.value.offset == base(infos=[info]).index(info) + 9
 
 
-# Case 74
+@pytest.mark.case(74)
 @pytest.mark.parametrize(
     "data",
     [
@@ -218,6 +223,7 @@ def test_counts_and_lengths_that_the_file_cannot_hold(data: bytes) -> None:
     assert caught.value.offset <= len(data)
 
 
+@pytest.mark.case(74)
 def test_a_string_of_the_bytes_that_are_left_and_one_more() -> None:
     text = string("x" * 10)
     assert read(header(0, 1) + raw_kv("s", STRING, text)).metadata.get(b"s") == b"x" * 10
@@ -233,7 +239,7 @@ def test_limits_on_keys_and_tensors_are_named() -> None:
         read(header(TENSOR_LIMIT + 1, 0), 1 << 30)
 
 
-# Case 76
+@pytest.mark.case(76)
 @pytest.mark.parametrize("type_id", [13, 0x80000000, 0xFFFFFFFF])
 def test_an_unknown_value_type_is_refused_with_key_and_offset(type_id: int) -> None:
     data = header(0, 1) + raw_kv("x", type_id, bytes(4))
@@ -242,6 +248,7 @@ def test_an_unknown_value_type_is_refused_with_key_and_offset(type_id: int) -> N
     assert (caught.value.key, caught.value.offset) == (b"x", 33)
 
 
+@pytest.mark.case(76)
 def test_an_unknown_type_inside_an_array_is_refused() -> None:
     data = header(0, 1) + raw_kv("x", ARRAY, V3.pack("IQ", 13, 1) + b"\7")
     with pytest.raises(BadHeader, match="value type 13 is unknown") as caught:
@@ -249,7 +256,7 @@ def test_an_unknown_type_inside_an_array_is_refused() -> None:
     assert (caught.value.key, caught.value.offset) == (b"x", 37)
 
 
-# Case 41
+@pytest.mark.case(41)
 def test_an_original_shape_is_shown_beside_the_stored_one() -> None:
     key = "comfy.gguf.orig_shape.w"
     (tensor,) = read(base(entries=[kv(key, ARRAY, (I32, [8, 1]))])).tensors
@@ -258,6 +265,7 @@ def test_an_original_shape_is_shown_beside_the_stored_one() -> None:
     assert untouched.original_shape is None
 
 
+@pytest.mark.case(41)
 @pytest.mark.parametrize(
     "entry",
     [

@@ -146,6 +146,7 @@ LIES = {
 }
 
 
+@pytest.mark.case(74, 75)
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("size", [None, 16 << 30])
 def test_a_lie_costs_nothing_even_when_a_hole_makes_it_true(lie: str, size: int | None) -> None:
@@ -159,6 +160,7 @@ def test_a_lie_costs_nothing_even_when_a_hole_makes_it_true(lie: str, size: int 
             tracemalloc.stop()
 
 
+@pytest.mark.case(69, 70)
 def test_many_keys_tensors_and_arrays_are_no_trouble() -> None:
     keys = b"".join(kv("same", U8, 1) for _ in range(20_000))
     tensors = b"".join(tensor_info(b"t%d" % (n % 50), [32], 2, n) for n in range(20_000))

@@ -26,6 +26,7 @@ def test_find_gives_the_one_tensor_of_a_name() -> None:
     assert whole.byte_order == "little"
 
 
+@pytest.mark.case(43)
 def test_find_tells_missing_from_ambiguous() -> None:
     whole = model(TWICE)
     with pytest.raises(NoSuchTensor) as missing:
@@ -33,7 +34,6 @@ def test_find_tells_missing_from_ambiguous() -> None:
     assert missing.value.tensor == b"x"
     assert isinstance(missing.value, KeyError)
     assert str(missing.value) == 'Tensor "x": The model has no tensor of this name.'
-    # Case 43
     with pytest.raises(AmbiguousTensor) as ambiguous:
         whole.find(b"w")
     assert (ambiguous.value.tensor, ambiguous.value.count) == (b"w", 2)

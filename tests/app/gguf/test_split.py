@@ -1,4 +1,4 @@
-"""Case 21: split sets, and their file names."""
+"""Split sets, and their file names."""
 
 import pytest
 
@@ -17,6 +17,7 @@ def part(
     return build(tensors, [(key, kind, value) for key, (kind, value) in stated.items() if value is not None])
 
 
+@pytest.mark.case(21)
 def test_a_set_is_one_model_with_the_tensors_of_all_parts() -> None:
     first = build(
         [],
@@ -36,6 +37,7 @@ def test_a_set_is_one_model_with_the_tensors_of_all_parts() -> None:
     assert whole.warnings == ()
 
 
+@pytest.mark.case(21)
 def test_offsets_count_from_the_data_of_each_part() -> None:
     first, second = part(0, 2, W, total=2), part(1, 2, V, total=2)
     whole = model(first, second)
@@ -43,6 +45,7 @@ def test_offsets_count_from_the_data_of_each_part() -> None:
         assert data[tensor.start : tensor.start + 32] == F8
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_part_opens_alone_with_a_warning(number: int) -> None:
     alone = model(part(number, 3, W, total=3))
@@ -56,6 +59,7 @@ def test_a_set_of_one_brings_no_warning() -> None:
     assert model(part(0, 1, W, total=1)).warnings == ()
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize(
     ("parts", "at", "expected", "found"),
     [
@@ -116,6 +120,7 @@ def test_a_model_has_at_least_one_file() -> None:
         model()
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize(
     ("name", "parsed"),
     [
@@ -140,6 +145,7 @@ def test_split_names(name: bytes, parsed: SplitName | None) -> None:
         assert part_name(*parsed) == name
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize(("number", "count"), [(0, 2), (3, 2), (-1, 1), (1, 100_000)])
 def test_part_names_that_do_not_exist(number: int, count: int) -> None:
     with pytest.raises(ValueError, match=f"no part {number} of {count}"):

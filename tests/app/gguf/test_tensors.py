@@ -1,4 +1,4 @@
-"""Faults that stay with one tensor. Case numbers are those of the project's list of hard inputs."""
+"""Faults that stay with one tensor."""
 
 import pytest
 
@@ -23,13 +23,13 @@ def beside_w(ne: list[int], type_id: int, content: bytes, w_offset: int) -> tupl
     return data, read(data)
 
 
-# Case 2
+@pytest.mark.case(2)
 def test_rows_run_over_all_dimensions_above_the_first() -> None:
     (tensor,) = read(base(infos=[tensor_info("e", [4, 3, 2], 0, 0)], data=floats(*range(24)))).tensors
     assert (tensor.n_rows, tensor.row_weights, tensor.shape, tensor.n_bytes) == (6, 4, (2, 3, 4), 96)
 
 
-# Case 40
+@pytest.mark.case(40)
 def test_a_scalar_is_one_row_of_one_weight() -> None:
     (tensor,) = read(base(infos=[tensor_info("s", [], 0, 0)], data=floats(1.5) + bytes(28))).tensors
     assert (tensor.ne, tensor.shape, tensor.n_weights, tensor.n_rows, tensor.row_weights) == ((), (), 1, 1, 1)
@@ -41,7 +41,7 @@ def test_ones_at_the_end_of_the_dimensions_stay() -> None:
     assert (tensor.shape, tensor.n_rows) == ((1, 1, 2, 4), 2)
 
 
-# Case 5
+@pytest.mark.case(5)
 def test_a_tensor_cut_short_is_unreadable() -> None:
     (tensor,) = read(base()[:-1]).tensors
     assert faults(read(base()[:-1])) == ["tensor-past-end-of-file"]
@@ -50,23 +50,25 @@ def test_a_tensor_cut_short_is_unreadable() -> None:
     assert "1 of its 32 bytes" in detail(tensor)
 
 
+@pytest.mark.case(5)
 def test_only_the_tensor_that_is_cut_is_unreadable() -> None:
     data = build([("a", [4, 2], 0, F8), ("b", [4, 2], 0, F8)])[:-20]
     assert faults(read(data)) == [None, "tensor-past-end-of-file"]
     assert weights(data, read(data), b"a") == F8
 
 
+@pytest.mark.case(5)
 def test_a_file_cut_in_its_padding_keeps_its_table() -> None:
     assert faults(read(base()[:115])) == ["tensor-past-end-of-file"]
 
 
-# Case 28
+@pytest.mark.case(28)
 def test_data_may_end_at_the_end_of_the_file() -> None:
     data = base(infos=[tensor_info("w", [3], 0, 0)], data=floats(0, 1, 2))
     assert weights(data, read(data), b"w") == floats(0, 1, 2)
 
 
-# Case 60
+@pytest.mark.case(60)
 @pytest.mark.parametrize(
     "info_",
     [
@@ -80,7 +82,7 @@ def test_an_offset_or_a_size_past_the_end(info_: bytes) -> None:
     assert faults(read(base(infos=[info_]))) == ["tensor-past-end-of-file"]
 
 
-# Case 65
+@pytest.mark.case(65)
 @pytest.mark.parametrize(
     "ne", [[4194305, 4194305, 211106198978564], [4, 2**30 - 1, 2**30 + 1], [2**63, 2], [4, 2**63], [2**64 - 1] * 4]
 )
@@ -94,7 +96,7 @@ def test_products_of_dimensions_are_exact(ne: list[int]) -> None:
     assert str(4 * product) in detail(tensor)
 
 
-# Cases 9 and 78
+@pytest.mark.case(9, 78)
 @pytest.mark.parametrize("type_id", [156, 43, 1000, 0x80000000, 0xFFFFFFFF])
 def test_an_unknown_type_hides_nothing(type_id: int) -> None:
     infos = [tensor_info("w", [4, 2], 0, 0), tensor_info("q", [256, 1], type_id, 32)]
@@ -108,7 +110,7 @@ def test_an_unknown_type_hides_nothing(type_id: int) -> None:
     assert weights(data, read_back, b"w") == F8
 
 
-# Case 54
+@pytest.mark.case(54)
 @pytest.mark.parametrize("type_id", REMOVED)
 def test_removed_types_are_named_as_removed(type_id: int) -> None:
     (tensor,) = read(base(infos=[tensor_info("q", [256, 1], type_id, 0)], data=bytes(16))).tensors
@@ -120,7 +122,7 @@ def test_removed_types_are_named_as_removed(type_id: int) -> None:
     assert (tensor.type, tensor.type_name) == (GGMLType(type_id), info(type_id).name)
 
 
-# Case 24
+@pytest.mark.case(24)
 def test_bitnet_i2_s() -> None:
     data, read_back = beside_w([128, 2], 36, bytes(96), 96)
     assert faults(read_back) == ["unsupported-type", None]
@@ -130,6 +132,7 @@ def test_bitnet_i2_s() -> None:
     assert weights(data, read_back, b"w") == F8
 
 
+@pytest.mark.case(24)
 def test_bitnet_tl1_and_tl2_name_their_project() -> None:
     for type_id, content in ((38, 128), (39, 128)):
         data, read_back = beside_w([256, 1], type_id, bytes(content), content)
@@ -138,7 +141,7 @@ def test_bitnet_tl1_and_tl2_name_their_project() -> None:
         assert weights(data, read_back, b"w") == F8
 
 
-# Case 51
+@pytest.mark.case(51)
 def test_ollama_mxfp4() -> None:
     data, read_back = beside_w([32, 1], 4, b"\x7f" + b"\x21" * 16, 32)
     q = read_back.tensors[0]
@@ -148,7 +151,7 @@ def test_ollama_mxfp4() -> None:
     assert weights(data, read_back, b"w") == F8
 
 
-# Case 53
+@pytest.mark.case(53)
 def test_ik_llama_types_cause_no_overlap() -> None:
     data, read_back = beside_w([256, 8], 144, bytes(1120), 1120)
     q = read_back.tensors[0]
@@ -158,7 +161,7 @@ def test_ik_llama_types_cause_no_overlap() -> None:
     assert weights(data, read_back, b"w") == F8
 
 
-# Cases 8 and 23
+@pytest.mark.case(8, 23)
 @pytest.mark.parametrize(
     ("type_id", "ne"), [(39, [32, 2]), (40, [64]), (41, [128]), (42, [64, 3]), (34, [256]), (35, [256])]
 )
@@ -195,7 +198,7 @@ def test_an_empty_tensor_of_an_ambiguous_type_is_served() -> None:
     assert faults(read_back) == [None, None]
 
 
-# Case 55
+@pytest.mark.case(55)
 @pytest.mark.parametrize(
     ("ne", "type_id", "rows"), [([4, 0], 0, 0), ([0, 4], 0, 4), ([0, 4], 2, 4), ([0], 2, 1), ([0, 3, 0], 0, 0)]
 )
@@ -207,11 +210,12 @@ def test_empty_tensors_take_no_bytes_and_are_readable(ne: list[int], type_id: in
     assert (tensor.n_bytes, tensor.n_weights, tensor.n_rows, tensor.row_weights) == (0, 0, rows, ne[0])
 
 
+@pytest.mark.case(55)
 def test_an_empty_tensor_may_lie_past_the_end() -> None:
     assert faults(read(base(infos=[tensor_info("t", [4, 0], 0, 1 << 40)], data=b""))) == [None]
 
 
-# Case 56
+@pytest.mark.case(56)
 @pytest.mark.parametrize("ne", [[31], [16, 2], [], [33, 32]])
 def test_a_row_of_part_blocks_is_unreadable(ne: list[int]) -> None:
     data, read_back = beside_w(ne, 2, bytes(32), 32)
@@ -220,18 +224,19 @@ def test_a_row_of_part_blocks_is_unreadable(ne: list[int]) -> None:
     assert weights(data, read_back, b"w") == F8
 
 
-# Case 59
 def two(first: int, second: int, size: int = 96) -> Header:
     infos = [tensor_info("a", [4, 2], 0, first), tensor_info("b", [4, 2], 0, second)]
     return read(base(infos=infos, data=bytes(size)))
 
 
+@pytest.mark.case(59)
 def test_a_gap_is_served_with_a_warning() -> None:
     read_back = two(0, 64)
     assert faults(read_back) == [None, None]
     assert read_back.warnings == ('32 bytes before tensor "b" at offset 64 belong to no tensor.',)
 
 
+@pytest.mark.case(59)
 def test_another_order_is_served_with_a_warning() -> None:
     read_back = two(32, 0)
     assert faults(read_back) == [None, None]
@@ -240,18 +245,21 @@ def test_another_order_is_served_with_a_warning() -> None:
     assert "not in the order of the table" in read_back.warnings[0]
 
 
+@pytest.mark.case(59)
 def test_two_tensors_at_one_offset_are_both_unreadable() -> None:
     read_back = two(0, 0)
     assert faults(read_back) == ["tensor-overlap", "tensor-overlap"]
     assert "2 tensors begin at byte" in detail(read_back.tensors[0])
 
 
+@pytest.mark.case(59)
 def test_of_two_that_overlap_the_later_is_served() -> None:
     assert faults(two(0, 16)) == ["tensor-overlap", None]
     assert faults(two(16, 0)) == [None, "tensor-overlap"]
     assert 'tensor "b" begins at' in detail(two(0, 16).tensors[0])
 
 
+@pytest.mark.case(59)
 def test_an_unaligned_offset_is_served_with_a_warning() -> None:
     data = base(infos=[tensor_info("w", [4, 2], 0, 4)], data=b"####" + F8)
     read_back = read(data)
@@ -274,7 +282,7 @@ def test_a_known_tensor_that_runs_into_an_unknown_one_is_unreadable() -> None:
     assert faults(read(base(infos=infos, data=bytes(64)))) == ["tensor-overlap", "unsupported-type"]
 
 
-# Case 43
+@pytest.mark.case(43)
 def test_duplicate_names_are_listed_with_a_warning() -> None:
     data = base(infos=[tensor_info("w", [4, 2], 0, 0), tensor_info("w", [4, 2], 0, 32)], data=F8 + F8)
     read_back = read(data)
@@ -283,7 +291,7 @@ def test_duplicate_names_are_listed_with_a_warning() -> None:
     assert any('2 tensors are named "w"' in warning for warning in read_back.warnings)
 
 
-# Case 61
+@pytest.mark.case(61)
 @pytest.mark.parametrize("type_", [t for t in GGMLType if info(t).decodable])
 def test_big_endian_files_serve_the_types_that_have_a_known_order(type_: GGMLType) -> None:
     block = info(type_)
@@ -301,6 +309,7 @@ def test_big_endian_files_serve_the_types_that_have_a_known_order(type_: GGMLTyp
     assert read(little).tensors[0].readable
 
 
+@pytest.mark.case(61)
 def test_big_endian_layout_of_the_table() -> None:
     layout = Layout("big", 3)
     infos = [tensor_info("a", [4, 2], 0, 0, layout), tensor_info("b", [3], 1, 32, layout)]
@@ -311,7 +320,7 @@ def test_big_endian_layout_of_the_table() -> None:
     ]
 
 
-# Case 66
+@pytest.mark.case(66)
 def test_sizes_above_4_gib() -> None:
     data = base(infos=[tensor_info("q", [32, 134_217_730], 8, 0)], data=b"")
     read_back = read(data, len(data) + 4_563_402_820)

@@ -1,4 +1,4 @@
-"""Typed values and arrays. Case numbers are those of the project's list of hard inputs."""
+"""Typed values and arrays."""
 
 import math
 import struct
@@ -85,13 +85,13 @@ def test_labels() -> None:
     ]
 
 
-# Case 17
+@pytest.mark.case(17)
 def test_strings_are_raw_bytes() -> None:
     tokens = [bytes.fromhex("fffe"), bytes.fromhex("e296"), bytes.fromhex("610062")]
     assert one(kv("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))) == tokens
 
 
-# Case 20
+@pytest.mark.case(20)
 @pytest.mark.parametrize(("element_type", "label"), [(STRING, "string"), (U32, "u32"), (ARRAY, "array")])
 def test_empty_arrays_keep_their_type(element_type: int, label: str) -> None:
     empty = array_of(read(header(0, 1) + kv("general.tags", ARRAY, (element_type, []))), b"general.tags")
@@ -100,7 +100,7 @@ def test_empty_arrays_keep_their_type(element_type: int, label: str) -> None:
         empty[0]
 
 
-# Case 77
+@pytest.mark.case(77)
 def test_nested_arrays() -> None:
     nested = array_of(
         read(header(0, 1) + kv("x", ARRAY, (ARRAY, [(U32, [7]), (U32, [8, 9]), (STRING, ["a"]), (U8, [])]))), b"x"
@@ -117,6 +117,7 @@ def nest(levels: int) -> bytes:
     return V3.pack("IQ", ARRAY, 1) * (levels - 1) + array(U8, [5])
 
 
+@pytest.mark.case(77)
 def test_eight_levels_are_read_and_nine_are_not() -> None:
     deep = array_of(read(header(0, 1) + raw_kv("x", ARRAY, nest(8))), b"x")
     assert deep.nesting == 8
@@ -127,7 +128,7 @@ def test_eight_levels_are_read_and_nine_are_not() -> None:
         assert caught.value.key == b"x"
 
 
-# Case 75
+@pytest.mark.case(75)
 @pytest.mark.parametrize(
     "value",
     [
@@ -154,6 +155,7 @@ def test_array_lengths_that_the_file_cannot_hold(value: bytes) -> None:
     assert caught.value.offset <= len(data)
 
 
+@pytest.mark.case(75)
 def test_a_lying_string_in_an_array_is_named_by_its_index() -> None:
     value = array(STRING, ["token"] * 100, count=102) + V3.pack("Q", 2**40) + bytes(50)
     with pytest.raises(BadHeader, match="element 100, a string of 1099511627776 bytes") as caught:
@@ -224,8 +226,8 @@ def test_strings_of_all_sizes_cross_the_reads() -> None:
     assert strings[-1] == b"t"
 
 
+@pytest.mark.case(7)
 def test_a_large_vocabulary_is_indexed_and_not_built() -> None:
-    """Case 7: 262,144 tokens and scores."""
     count = 262_144
     tokens = array(STRING, [b"t%06d" % n for n in range(count)])
     scores = array(F32, [0.0] * count)
