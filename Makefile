@@ -3,24 +3,30 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+FUZZ_SECONDS ?= 300
+FUZZ_FLAGS ?=
 REAL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: serve test check programs real bench demo clean
+.PHONY: serve test check programs cases real bench audit fuzz demo clean
 
 serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
 	$(RUN) -m app serve --root models
 
 test: $(VENV)/test check  ## set up, and run everything: linter, types, tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 check: $(VENV)/test  ## linter, formatter and types only
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, nginx, a browser and schemathesis, and test with them
-	apt-get update -q && apt-get install -yq --no-install-recommends curl wget aria2 nginx-light chromium
+programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, nginx, openssl, a browser and schemathesis, and test with them
+	apt-get update -q && apt-get install -yq --no-install-recommends curl wget aria2 nginx-light chromium openssl
 	$(RUN) -m pytest -m programs
+
+cases: $(VENV)/test  ## as root on Debian: install nginx, run the tests of docs/cases.md (5 minutes) and print its table
+	apt-get update -q && apt-get install -yq --no-install-recommends curl nginx-light openssl
+	$(RUN) -m pytest -m case -p tests.case_table
 
 real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every tensor against gguf-py
 	$(RUN) -m tests.real $(REAL)
@@ -28,6 +34,12 @@ real: $(VENV)/test $(REAL)  ## fetch SmolLM2-135M into ./models and check every 
 bench: $(VENV)/bench $(REAL)  ## as root on Debian: install nginx and wrk, measure everything (10 minutes) and write bench/results
 	apt-get update -q && apt-get install -yq --no-install-recommends nginx-light wrk
 	$(RUN) -m bench
+
+audit: $(VENV)/audit  ## look for published advisories about what is installed; needs PyPI's own index
+	$(RUN) -m pip_audit --skip-editable --progress-spinner off
+
+fuzz: $(VENV)/fuzz  ## look for inputs that break something, FUZZ_SECONDS in all; fuzz/README.md says more
+	$(RUN) -m fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_FLAGS)
 
 demo: $(VENV)/test  ## make the demo model again
 	$(RUN) -m tests.demo models/demo.gguf
@@ -40,7 +52,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/serve: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable .
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[server]'
 	@touch $@
 
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
@@ -53,6 +65,14 @@ $(VENV)/programs: $(VENV)/test
 
 $(VENV)/bench: $(VENV)/test
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
+	@touch $@
+
+$(VENV)/audit: $(VENV)/test
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,audit]'
+	@touch $@
+
+$(VENV)/fuzz: $(VENV)/test
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,fuzz]'
 	@touch $@
 
 $(REAL): | $(VENV)/bin/python

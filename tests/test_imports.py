@@ -1,4 +1,4 @@
-"""Imports point one way: app → app.gguf → decoders; and serving loads nothing that it does not need."""
+"""Imports point one way: app → app.gguf → decoders ← tensortap; and serving loads nothing that it does not need."""
 
 import ast
 import subprocess
@@ -15,19 +15,21 @@ ALLOWED = {
     "decoders": {"decoders"},
     "app.gguf": {"app.gguf", "decoders"},
     "app": {"app", "app.gguf", "decoders"},
-    "bench": {"bench", "app", "app.gguf", "decoders", "tests"},
+    "bench": {"bench", "app", "app.gguf", "decoders", "tensortap", "tests"},
+    "fuzz": {"fuzz", "app", "app.gguf", "decoders", "tests"},
+    "tensortap": {"tensortap", "decoders"},
 }
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for package in ("app", "bench", "decoders"):
+    for package in ("app", "bench", "decoders", "fuzz", "tensortap"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             yield name.removesuffix(".__init__"), path
 
 
 def package_of(name: str) -> str | None:
-    packages = ("app.gguf", "app", "bench", "decoders", "tests")
+    packages = ("app.gguf", "app", "bench", "decoders", "fuzz", "tensortap", "tests")
     return next((package for package in packages if f"{name}.".startswith(f"{package}.")), None)
 
 
