@@ -9,13 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Running", "cpu_seconds", "free_port", "nginx", "tensortap"]
+__all__ = ["Running", "Usage", "cpu_seconds", "free_port", "nginx", "tensortap", "usage"]
 
 _SCHEDULED = 2  # CPUCLOCK_SCHED of the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and its children hold: bytes of resident memory, open descriptors, threads."""
+
+    memory: int
+    descriptors: int
+    threads: int
 
 
 class Running:
@@ -56,6 +67,10 @@ class Running:
                 return int(line.split()[1]) * 1024
         raise LookupError(name)
 
+    def usage(self) -> Usage:
+        """What the server holds, its worker processes included."""
+        return usage(self._process.pid)
+
     def stop(self) -> None:
         """End it: SIGTERM, and SIGKILL if that is not enough."""
         self._process.terminate()
@@ -76,6 +91,34 @@ def cpu_seconds(pid: int) -> float:
     """Processor time of a process and all its threads so far, user and system."""
     # The clock that clock_getcpuclockid(3) names: exact, where /proc/PID/stat counts in steps of 10 ms.
     return time.clock_gettime(~pid << 3 | _SCHEDULED)
+
+
+def usage(pid: int) -> Usage:
+    """What a process and its children hold now. Pages that they share count for each of them."""
+    memory = descriptors = threads = 0
+    for one in _family(pid):
+        try:
+            status = Path(f"/proc/{one}/status").read_text(encoding="utf-8")
+            descriptors += len(os.listdir(f"/proc/{one}/fd"))
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        memory += int(fields.get("VmRSS", "0 kB").split()[0]) * 1024
+        threads += int(fields["Threads"])
+    return Usage(memory, descriptors, threads)
+
+
+def _family(pid: int) -> set[int]:
+    """A process and all that it has started, and those have."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # The name, in parentheses, may have any character; the parent is the second field after it.
+            parents[int(path.parent.name)] = int(path.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
 
 
 def free_port() -> int:

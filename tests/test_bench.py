@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import combinations, count
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -30,10 +31,12 @@ from bench._policies import LRU, belady_hits
 from bench._receiver import receive
 from bench._receivers import Receivers
 from bench._run import BENCHMARKS, main
-from bench._servers import cpu_seconds
+from bench._selections import select
+from bench._servers import cpu_seconds, usage
 from bench._table import Machine, Plot, Series, Table, Target
 from bench._targets import write_targets
 from bench._timing import alternate, best, geometric_mean
+from bench._versions import MODELS, load_versions, put, write_versions
 from bench.scale import straight_line
 from decoders import GGMLType, dequantize, info
 
@@ -277,3 +280,67 @@ def test_a_straight_line_is_found_and_begins_no_lower_than_zero() -> None:
     assert straight_line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx([3, 5, 9])
     fitted = straight_line([1, 2, 4], [1.0, 4.0, 16.0])
     assert fitted[1] / fitted[0] == pytest.approx(2)
+
+
+def test_what_a_server_holds_is_that_of_its_processes_together() -> None:
+    alone = usage(os.getpid())
+    assert alone.threads >= 1
+    assert alone.descriptors >= 3
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        together, of_the_child = usage(os.getpid()), usage(child.pid)
+        child.stdin.close()
+    assert of_the_child.threads == 1
+    assert together.threads == alone.threads + 1
+    # Two pipes lead to the child: an end of each is here.
+    assert together.descriptors == alone.descriptors + 2 + of_the_child.descriptors
+    assert together.memory > of_the_child.memory > 1 << 20
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_selections_are_written_as_numpy_reads_them(seed: int) -> None:
+    shape = (4, 24, 64)
+    array = np.arange(4 * 24 * 64).reshape(shape)
+    rows = array.reshape(-1, 64)
+    selected = select(Random(seed), shape, (64, 700, 10**6)[seed % 3], rows_only=seed % 4 == 0)
+    assert selected.n_items <= max(64, (64, 700, 10**6)[seed % 3])
+    query = selected.query
+
+    def part(text: str) -> slice:
+        """An integer keeps its axis."""
+        numbers = [int(number) if number else None for number in text.split(":")]
+        return slice(*numbers) if ":" in text else slice(int(text), int(text) + 1 or None)
+
+    if "slice" in query:
+        axes = tuple(part(text) if ":" in text else int(text) for text in query["slice"].split(","))
+        expected = array[axes]
+    elif query:
+        expected = np.concatenate([rows[part(text)] for text in query["rows"].split(",")])
+        expected = expected[:, part(query["cols"])] if "cols" in query else expected
+    else:
+        expected = array
+    assert selected.shape == expected.shape
+    assert np.array_equal(selected.of(array), expected)
+
+
+def test_versions_of_a_model_differ_in_what_they_hold_alone(tmp_path: Path) -> None:
+    write_versions(tmp_path / "versions", 2)
+    versions = load_versions(tmp_path / "versions")
+    assert list(versions) == list(MODELS)
+    held_types = {held.type for model in versions.values() for held in model[0].tensors}
+    assert held_types == set(DECODABLE)
+    for model, (first, second) in versions.items():
+        for one, other in zip(first.tensors, second.tensors, strict=True):
+            assert not np.array_equal(one.weights, other.weights)
+            weights = dequantize(one.stored.reshape(-1), one.type)
+            assert np.array_equal(weights, one.weights.reshape(-1))
+        states = []
+        for version in (first, second):
+            put(tmp_path / "versions", tmp_path, model, version.number)
+            states.append((tmp_path / f"{model}.gguf").stat())
+        assert states[0].st_ino != states[1].st_ino
+        assert states[0].st_size == states[1].st_size
+        assert states[0].st_mtime_ns == states[1].st_mtime_ns
