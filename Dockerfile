@@ -7,7 +7,8 @@ WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY app app
 COPY decoders decoders
-RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compile . \
+COPY tensortap tensortap
+RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compile '.[server]' \
  && python -m pip uninstall --yes --quiet --disable-pip-version-check pip \
  && python -m compileall -q /opt/venv/lib
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -14,6 +15,7 @@ import pytest
 
 import app
 import decoders
+import tensortap
 from app.cli import main
 from app.server import create_app
 from app.settings import ENV_PREFIX, Settings
@@ -22,11 +24,12 @@ from tests.server import Server
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CLIENT = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 
 
-def commands() -> Iterator[tuple[str, str]]:
+def commands(document: str) -> Iterator[tuple[str, str]]:
     """Each command of a console block and the output shown under it."""
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL):
+    for block in re.findall(r"```console\n(.*?)```", document, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             yield command, output
@@ -40,21 +43,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_the_commands_of_the_tour_give_the_outputs_shown(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("document", "n_commands"), [(README, 10), (CLIENT, 3)], ids=["README.md", "client.md"])
+def test_the_commands_give_the_outputs_shown(server: Server, tmp_path: Path, document: str, n_commands: int) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    shown = list(commands())
-    assert len(shown) > 10
+    shown = list(commands(document))
+    assert len(shown) >= n_commands
     for command, expected in shown:
+        # Of a checkout, the command may not be installed.
+        command = re.sub(r"^tensortap ", f"{sys.executable} -m tensortap ", command)
         result = subprocess.run(
             ["bash", "-c", command.replace("localhost:8000", f"127.0.0.1:{server.port}")],
             cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "TENSORTAP_URL": server.url, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
         )
         assert result.returncode == 0, (command, result.stderr)
-        pattern = ".*?".join(re.escape(part) for part in expected.split("..."))
+        pattern = ".*?".join(re.escape(part) for part in re.split(r"\.\.\.|…", expected))
         output = result.stdout.replace("\r\n", "\n")
         assert re.fullmatch(pattern, output, re.DOTALL), (command, output)
 
@@ -102,6 +108,25 @@ def test_the_python_examples_of_the_readme_run() -> None:
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         runner.run(doctest.DocTestParser().get_doctest(block, {}, "README.md", "README.md", 0))
     assert runner.summarize() == doctest.TestResults(failed=0, attempted=3)
+
+
+def test_the_examples_of_the_client_run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = "".join(re.findall(r"```python\n(.*?)```", CLIENT, re.DOTALL))
+    examples = examples.replace("localhost:8000", f"127.0.0.1:{server.port}")
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(examples, {}, "client.md", "docs/client.md", 0))
+    assert runner.summarize(verbose=False).failed == 0
+    assert runner.tries > 25
+
+
+def test_every_setting_and_error_of_the_client_is_documented() -> None:
+    names = [name for name in inspect.signature(tensortap.Client).parameters if name != "url"]
+    assert [name for name in names if not re.search(rf"`(?:Client\()?{name}[`=]", CLIENT)] == []
+    public = [getattr(tensortap, name) for name in tensortap.__all__]
+    errors = [one.__name__ for one in public if inspect.isclass(one) and issubclass(one, Exception)]
+    assert len(errors) > 10
+    assert [name for name in errors if f"`{name}`" not in CLIENT] == []
 
 
 def test_the_makefile_has_the_targets_that_the_readme_names() -> None:

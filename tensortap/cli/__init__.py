@@ -1,0 +1,19 @@
+"""The command line ``tensortap``: ls, info, meta, get, pull, head and diff, against a service somewhere else.
+
+It needs ``click`` and ``rich``: ``pip install 'tensortap[cli]'``.
+"""
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command of ``sys.argv`` and exit with its code; `tensortap.cli._exits` has the codes."""
+    try:
+        from ._main import tensortap
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.exit(f"tensortap: the command line needs {error.name}: pip install 'tensortap[cli]'")
+    tensortap(prog_name="tensortap")
