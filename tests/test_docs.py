@@ -103,11 +103,11 @@ def test_links_lead_to_files(document: Path) -> None:
         assert target.startswith("https://") or (document.parent / target).exists(), target
 
 
-def test_the_python_examples_of_the_readme_run() -> None:
+def test_the_python_examples_of_the_readme_run(server: Server) -> None:
     runner = doctest.DocTestRunner()
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", README.replace("localhost:8000", server.url[7:]), re.DOTALL):
         runner.run(doctest.DocTestParser().get_doctest(block, {}, "README.md", "README.md", 0))
-    assert runner.summarize() == doctest.TestResults(failed=0, attempted=3)
+    assert runner.summarize() == doctest.TestResults(failed=0, attempted=6)
 
 
 def test_the_examples_of_the_client_run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
