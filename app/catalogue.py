@@ -2,10 +2,11 @@
 
 Files are told apart by stat alone: an open snapshot is used while the stat of its files stays what it was, and a
 listed model is described anew only when it does not. A look at the volume holds for ``recheck_seconds``.
-Every method may wait for the volume (a network mount may be slow): call them from a thread, except `Catalogue.recent`
-and `Catalogue.latest`.
+Every method may wait for the volume (a network mount may be slow): call them from a thread, except `Catalogue.recent`,
+`Catalogue.latest` and `Catalogue.age`.
 """
 
+import math
 import os
 import threading
 import time
@@ -113,6 +114,12 @@ class Catalogue:
         with self._lock:
             entry = self._entries.get(model_id)
             return entry.snapshot.acquire() if entry is not None and entry.snapshot is not None else None
+
+    def age(self, model_id: bytes) -> float:
+        """Seconds since the volume last told of a model that is open; infinite for another. Never waits."""
+        with self._lock:
+            entry = self._entries.get(model_id)
+            return math.inf if entry is None else time.monotonic() - entry.checked
 
     def snapshot(self, model_id: bytes) -> Snapshot:
         """The present snapshot of a model, held once for the caller, who must release it.

@@ -17,7 +17,9 @@ from app.limits import PROBES
 
 __all__ = ["RequestGate", "StreamGate"]
 
-_A_TURN = 4
+# Measured with 100 connections that ask for a cached row: without this gate the worst hundredth waits for 740 ms, with
+# 16 a turn for 140 ms, as many being served (4,700 a second, 4,400 without). With 4 it is 75 ms, but a quarter fewer.
+_A_TURN = 16
 
 
 class StreamGate:

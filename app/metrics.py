@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-import anyio.to_thread
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
@@ -21,6 +20,7 @@ from app.cache import CacheFigures, WindowCache
 from app.observe import RequestRecord
 from app.openapi import answers, reply, request_headers
 from app.schemas import Schema
+from app.threads import Threads
 
 __all__ = ["Metrics", "metrics_router"]
 
@@ -179,14 +179,14 @@ class Metrics:
             self._held_bytes.set(now.bytes)
 
 
-def metrics_router(metrics: Metrics) -> APIRouter:
-    """The route ``/metrics``, for GET and HEAD."""
+def metrics_router(metrics: Metrics, threads: Threads) -> APIRouter:
+    """The route ``/metrics``, for GET and HEAD; its text is made in one of ``threads``."""
     router = APIRouter(default_response_class=Response)
 
     async def endpoint(request: Request) -> Response:
         """Metrics for Prometheus, of all workers: its text format, or OpenMetrics if Accept asks for that."""
         accept = ",".join(request.headers.getlist("accept"))
-        body, media_type = await anyio.to_thread.run_sync(metrics.exposition, accept)
+        body, media_type = await threads.run(metrics.exposition, accept)
         return Response(body, headers={"Content-Type": media_type, "Vary": "Accept", "Cache-Control": "no-store"})
 
     text: Schema = {"schema": {"type": "string"}}

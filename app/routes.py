@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import anyio.to_thread
 from fastapi import Query, Request
 from starlette.responses import Response
 
@@ -39,10 +38,10 @@ def routes(service: Service) -> Router:
             headers = {**validators.headers(), "Cache-Control": service.settings.cache_control}
             # Conditions are about what would be a 200 (RFC 9110, 13.2.1). Who has the ETag has had one: no need to see.
             has_it = etag in request.headers.get("if-none-match", "")
-            body = b"" if has_it else await anyio.to_thread.run_sync(make, snapshot, *arguments)
+            body = b"" if has_it else await service.work.run(make, snapshot, *arguments)
             if is_not_modified(request.headers, validators):
                 return Response(status_code=304, headers=headers)
-            response = json_response(body or await anyio.to_thread.run_sync(make, snapshot, *arguments))
+            response = json_response(body or await service.work.run(make, snapshot, *arguments))
             response.headers.update(headers)
             return response
         finally:
@@ -52,7 +51,7 @@ def routes(service: Service) -> Router:
     async def list_models(grant: Granted, _: Annotated[NoQuery, Query()]) -> Response:
         """Every model on the volume; one that cannot be read is listed with its problem."""
         listed = await service.models(grant)
-        return json_response(await anyio.to_thread.run_sync(models_view, listed))
+        return json_response(await service.work.run(models_view, listed))
 
     @router.read("/v1/models/{model}", _view("The model.", "Model"), tag="models", heeds=CONDITIONS)
     async def model(request: Request, model: ModelId, grant: Granted, _: Annotated[NoQuery, Query()]) -> Response:

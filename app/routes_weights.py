@@ -1,12 +1,11 @@
 """The routes of weights: rows of one tensor, by path, by parameters or posted; and several tensors as safetensors."""
 
+import asyncio
 from collections.abc import Callable
 from itertools import islice
 from typing import Annotated
 
-import anyio.to_thread
 import orjson
-from anyio import CapacityLimiter
 from fastapi import Query, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -72,7 +71,7 @@ def weights_routes(service: Service) -> Router:
     router = Router()
     json_limit = service.settings.json_limit
     # A body may take many times its size while it is parsed.
-    parsing = CapacityLimiter(_BODIES_AT_A_TIME)
+    parsing = asyncio.Semaphore(_BODIES_AT_A_TIME)
 
     async def answered(
         request: Request,
@@ -89,7 +88,7 @@ def weights_routes(service: Service) -> Router:
         """
         snapshot = await service.snapshot(model_id, grant)
         try:
-            representation = await anyio.to_thread.run_sync(make, snapshot) if long else make(snapshot)
+            representation = await service.work.run(make, snapshot) if long else make(snapshot)
             return respond(request, representation, service, vary=vary)
         except BaseException:
             snapshot.release()
@@ -131,7 +130,9 @@ def weights_routes(service: Service) -> Router:
         request: Request, model: ModelId, grant: Granted, tensor: TensorName, _: Annotated[NoQuery, Query()]
     ) -> Response:
         """Weights of a tensor, by a selection that is too long for a URL."""
-        query = await anyio.to_thread.run_sync(_parsed, await request.body(), limiter=parsing)
+        body = await request.body()
+        async with parsing:
+            query = await service.work.run(_parsed, body)
         record_of(request.scope).selection = _summary(query)
         return await weights(request, model, grant, tensor, query)
 

@@ -86,7 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(router)
     metrics = service.metrics
     if metrics is not None:
-        app.include_router(metrics_router(metrics))
+        app.include_router(metrics_router(metrics, service.work))
     describe(app, keys=keys is not None, open_paths=PROBES | {"/metrics"} if settings.metrics_open else PROBES)
     add_problem_handlers(app)
 

@@ -30,20 +30,26 @@ _CLOSE_SECONDS = 1.0  # for work that hangs in the volume; other work ends in mi
 # Threads that look for models and open them, and how many requests may wait for one. They share the interpreter with
 # the event loop, so there are few; a slow volume makes their queue long.
 _VOLUME_THREADS = 8
+_WORK_THREADS = 4
 _MOST_WAITING = 128
 # How long a look at the volume may take before what it told last is good enough, if that is there.
 _PATIENCE_SECONDS = 0.1
+# What it told longer ago than this is waited for longer: a file that was replaced meanwhile is to be seen.
+_KNOWN_SECONDS = 10.0
+_LONG_PATIENCE_SECONDS = 2.0
 
 
 class _Look(Generic[_T]):
     """A look at the volume that is under way, for all who wait for it: when it was asked for, and what ``came`` of it.
 
     ``begun``: a thread has taken it up; who comes later may not be told by it, where every look must be new.
+    ``patience``: seconds after which what was known before will do.
     """
 
-    __slots__ = ("asked", "begun", "came")
+    __slots__ = ("asked", "begun", "came", "patience")
 
-    def __init__(self, threads: Threads, work: Callable[[], _T]) -> None:
+    def __init__(self, threads: Threads, work: Callable[[], _T], patience: float = _PATIENCE_SECONDS) -> None:
+        self.patience = patience
         self.begun = False
         self.asked = time.monotonic()
 
@@ -78,6 +84,8 @@ class Service:
         self._volume_threads = Threads(_VOLUME_THREADS, "volume", most_waiting=_MOST_WAITING)
         # Listing a large volume for the first time takes long: it must not keep threads from those who ask for a model.
         self._lister = Threads(1, "list")
+        # For what computes longer than the event loop may: views of large headers, posted selections, metrics.
+        self.work = Threads(_WORK_THREADS, "work", most_waiting=_MOST_WAITING)
         self._list: _Look[list[Listed]] | None = None
         self._ready: _Look[bool] | None = None
 
@@ -154,7 +162,7 @@ class Service:
         until = time.monotonic() + _CLOSE_SECONDS
         ended = [
             close(max(0.0, until - time.monotonic()))
-            for close in (self._lister.close, self._volume_threads.close, self.reader.close)
+            for close in (self._lister.close, self._volume_threads.close, self.work.close, self.reader.close)
         ]
         if not all(ended):
             _log.warning("a thread still waits for the volume; the process ends without it")
@@ -191,14 +199,16 @@ class Service:
         return snapshot
 
     def _begin_look(self, model_id: bytes) -> "_Look[Snapshot]":
-        look = self._looks[model_id] = _Look(self._volume_threads, partial(self._opened, model_id))
+        is_known = self.catalogue.age(model_id) < _KNOWN_SECONDS
+        patience = _PATIENCE_SECONDS if is_known else _LONG_PATIENCE_SECONDS
+        look = self._looks[model_id] = _Look(self._volume_threads, partial(self._opened, model_id), patience)
         look.came.add_done_callback(lambda _: self._looks.pop(model_id))
         return look
 
     async def _came(self, look: _Look[Any]) -> bool:
         """Whether a look is over, or will be before patience is."""
         if not look.came.done():
-            left = look.asked + _PATIENCE_SECONDS - time.monotonic()
+            left = look.asked + look.patience - time.monotonic()
             await asyncio.wait((look.came,), timeout=max(0.0, left))
         return look.came.done()
 

@@ -15,7 +15,7 @@ from typing import Literal
 __all__ = ["Machine", "Plot", "Series", "Table", "Target", "write_table"]
 
 Cell = str | int | float | None
-_DISTRIBUTIONS = ("numpy", "gguf", "libggml-python", "fastapi", "starlette", "uvicorn", "uvloop", "httptools")
+_DISTRIBUTIONS = ("numpy", "gguf", "libggml-python", "fastapi", "starlette", "uvicorn", "uvloop", "httptools", "httpx")
 _PROGRAMS = {"nginx": "-v", "wrk": "-v"}
 
 

@@ -197,3 +197,26 @@ def test_tidying_goes_on_after_an_error(service: Service, monkeypatch: pytest.Mo
 
     asyncio.run(tidy())
     service.close()
+
+
+@pytest.mark.parametrize("known_seconds", [0.0, 60.0])
+def test_on_a_slow_volume_what_was_known_will_do_only_if_it_is_not_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_seconds: float
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(base())
+    monkeypatch.setattr("app.service._KNOWN_SECONDS", known_seconds)
+    service = Service(Settings(root=tmp_path, recheck_seconds=0.001))
+
+    async def versions() -> tuple[bytes, bytes]:
+        with await service.snapshot(b"m", EVERYTHING) as before:
+            find = service.catalogue.volume.find
+            monkeypatch.setattr(service.catalogue.volume, "find", lambda name: (time.sleep(0.3), find(name))[1])
+            (tmp_path / "new").write_bytes(base(data=bytes(32)))
+            (tmp_path / "new").rename(tmp_path / "m.gguf")
+            await asyncio.sleep(0.01)
+            with await service.snapshot(b"m", EVERYTHING) as after:
+                return before.key, after.key
+
+    before, after = asyncio.run(versions())
+    assert (before == after) == (known_seconds > 0)
+    service.close()

@@ -196,6 +196,5 @@ def steady(server: FaultyServer, *, more_memory: int = 64 * MIB) -> Iterator[Non
         return others <= files and all(count == 1 for count in models.values())
 
     eventually(is_as_before)
-    # Threads that are started for a moment (of anyio) go when they have been idle for some seconds.
-    assert server.threads() <= threads + 4
+    assert server.threads() == threads
     assert server.memory() <= memory + more_memory
