@@ -210,7 +210,12 @@ def test_on_a_slow_volume_what_was_known_will_do_only_if_it_is_not_old(
     async def versions() -> tuple[bytes, bytes]:
         with await service.snapshot(b"m", EVERYTHING) as before:
             find = service.catalogue.volume.find
-            monkeypatch.setattr(service.catalogue.volume, "find", lambda name: (time.sleep(0.3), find(name))[1])
+
+            def slow(model_id: bytes) -> object:
+                time.sleep(0.3)
+                return find(model_id)
+
+            monkeypatch.setattr(service.catalogue.volume, "find", slow)
             (tmp_path / "new").write_bytes(base(data=bytes(32)))
             (tmp_path / "new").rename(tmp_path / "m.gguf")
             await asyncio.sleep(0.01)
