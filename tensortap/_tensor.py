@@ -253,10 +253,9 @@ class RemoteTensor(_Tensor):
         """A dask array that reads when it is computed, in chunks of ``rows`` of the first axis; needs dask."""
         try:
             import dask.array
-
-        from_array: Any = dask.array.from_array  # it has no types
         except ImportError:
             raise ImportError("to_dask needs dask: pip install 'tensortap[dask]'") from None
+        from_array: Any = dask.array.from_array  # it has no types
         if not self.shape:
             return from_array(self, asarray=True)
         return from_array(self, chunks=(rows or "auto", *self.shape[1:]), asarray=True, fancy=True)
