@@ -43,7 +43,8 @@ BENCHMARKS = {
 @click.option("--out", type=click.Path(path_type=Path), default=Path("bench/results"), help="Where tables are written.")
 @click.option("--quick", is_flag=True, help="Less of everything: to see that it works, not for figures to keep.")
 def main(names: tuple[str, ...], out: Path, quick: bool) -> None:
-    """Run the benchmarks called NAME, or all: decoders serve requests open cache scale memory gather beside load client.
+    """Run the benchmarks called NAME, or all: decoders serve requests open cache scale memory gather
+    beside load client.
 
     Each table is printed, and written as NAME.json, NAME.md and NAME.png; targets.md sums all of the folder up.
     """
