@@ -161,7 +161,12 @@ class Catalogue:
             return self._list
 
     def forget_gone(self) -> None:
-        """Close the models whose files were replaced or removed, so that a deleted file's room on the disk is freed."""
+        """Close the models whose files were replaced or removed, so that a deleted file's room on the disk is freed.
+
+        Not while the root is away: then nobody knows.
+        """
+        if not self.volume.readable():
+            return
         with self._lock:
             entries = list(self._entries.items())
         for model_id, entry in entries:
@@ -193,6 +198,8 @@ class Catalogue:
     def _checked(self, model_id: bytes) -> Snapshot:
         found = self.volume.find(model_id)
         identities = _identities(found)
+        if not identities:
+            self.volume.check()  # where the root is away, what is open stays so
         checked = time.monotonic()
         with self._lock:
             entry = self._entries.get(model_id)
@@ -206,7 +213,6 @@ class Catalogue:
         if entry is not None:
             self._close(entry)
         if found is None:
-            self.volume.check()
             raise no_such_model(model_id)
         try:
             snapshot = _opened(found)

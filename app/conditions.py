@@ -26,6 +26,7 @@ _HEEDED = {
     name.encode(): name
     for name in ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "range")
 }
+_LISTS = ("if-match", "if-none-match")  # on several lines, they are one list (RFC 9110, 5.3)
 # The first and the last second that a date can name; file systems go beyond both.
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
@@ -79,7 +80,11 @@ def heeded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers:
         if name in _HEEDED:
-            found.setdefault(_HEEDED[name], value.decode("latin-1"))
+            known = _HEEDED[name]
+            if known in found and known in _LISTS:
+                found[known] += ", " + value.decode("latin-1")
+            else:
+                found.setdefault(known, value.decode("latin-1"))
     return found
 
 

@@ -131,6 +131,7 @@ class RequestRules:
             # What the application makes of the body that it did not get is no answer.
             if started or not (too_large or body.refused):
                 started = True
+                body.let_go()  # what is made of it is there; how long the client takes it is another matter
                 await send(message)
 
         try:

@@ -31,7 +31,7 @@ class _TooMany(Exception):
 
 
 class _Unclear(Exception):
-    """A request for another protocol (Upgrade) with a body, which the parser would not read as one; stops it."""
+    """What could be read in another way: headers behind a body, or a body behind an Upgrade; stops the parser."""
 
 
 @cache
@@ -52,7 +52,9 @@ class PatientProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _in_head = False
     _is_last = False
-    _head_bytes = 0
+    _came_on = False
+    _kept_bytes = 0
+    _cycles: list[RequestResponseCycle]
     _unread = 0
     _unread_since = 0.0
     _wire: Wire | None = None
@@ -61,6 +63,7 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first request is due."""
         super().connection_made(transport)
+        self._cycles = []
         if len(self.connections) > 2 * _settings().max_connections:
             transport.abort()
             return
@@ -73,10 +76,11 @@ class PatientProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-        if self._wire is not None and self._streaming is not None:
-            # The server tells its newest request only, which may be one that was sent ahead of this answer.
-            self._streaming.disconnected = True
-            self._streaming.message_event.set()
+        # The server tells its newest request only, which may be one that was sent ahead of the one being answered.
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self._wire is not None:
             self._wire.cut()
         super().connection_lost(exc)
 
@@ -84,12 +88,12 @@ class PatientProtocol(HttpToolsProtocol):
         """Some bytes of requests are here."""
         if self._is_last:
             return
-        was_in_head = self._in_head
+        self._came_on = False
         super().data_received(data)
-        if self._in_head and was_in_head:  # nothing but bytes of one head
-            self._head_bytes += len(data)
-            if self._head_bytes > _settings().url_limit + _MOST_HEADER_BYTES:
-                self._abort()
+        # The parser keeps what it has of a head, of a trailer or of a line before a chunk until that is whole.
+        self._kept_bytes = 0 if self._came_on else self._kept_bytes + len(data)
+        if self._kept_bytes > _settings().url_limit + _MOST_HEADER_BYTES:
+            self._abort()
         if not self._is_answering() and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             # Also for bytes that begin no request, as line breaks before one: they end the keep-alive time, too.
             self._expect_request()
@@ -97,11 +101,14 @@ class PatientProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first bytes of a request are here: the others are due."""
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = self._came_on = True
         self._expect_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header of a request is here."""
+        if not self._in_head:
+            # One behind a body: the server would take it for one of the head, where no proxy has looked for it.
+            raise _Unclear
         if len(self.headers) == _MOST_HEADERS:
             raise _TooMany
         super().on_header(name, value)
@@ -110,7 +117,7 @@ class PatientProtocol(HttpToolsProtocol):
         """A request is here but for its body: it can be answered."""
         if len(self.pipeline) == _MOST_AHEAD:
             raise _TooMany
-        self._in_head = False
+        self._in_head, self._came_on = False, True
         if len(self.connections) > _settings().max_connections:
             self.scope.setdefault("state", {})["overloaded"] = True
         scope = self.scope
@@ -119,6 +126,8 @@ class PatientProtocol(HttpToolsProtocol):
             raise _Unclear
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is scope:  # its task has not begun
+            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+            self._cycles.append(self.cycle)
             scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle)}}
             if is_for_another_protocol:
                 # The parser takes what follows in this segment for that protocol's, the body included, and what comes
@@ -126,8 +135,14 @@ class PatientProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
                 self._is_last = True
 
+    def on_body(self, body: bytes) -> None:
+        """Some bytes of a body are here."""
+        self._came_on = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """A request is here, its body included."""
+        self._came_on = True
         self._expect_nothing()
         super().on_message_complete()
 

@@ -7,7 +7,7 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from app.auth import Grant
-from app.conditions import Validators, is_not_modified
+from app.conditions import Validators, heeded, is_not_modified
 from app.endpoints import Granted, Key, ModelId, TensorName
 from app.openapi import CONDITIONS, STATE, Answers, answers, reply
 from app.parameters import KeyQuery, MetadataQuery, NoQuery, TensorsQuery
@@ -37,9 +37,10 @@ def routes(service: Service) -> Router:
             validators = Validators(etag, snapshot.modified_ns, model_etag(snapshot))
             headers = {**validators.headers(), "Cache-Control": service.settings.cache_control}
             # Conditions are about what would be a 200 (RFC 9110, 13.2.1). Who has the ETag has had one: no need to see.
-            has_it = etag in request.headers.get("if-none-match", "")
+            conditions = heeded(request.scope["headers"])
+            has_it = etag in conditions.get("if-none-match", "")
             body = b"" if has_it else await service.work.run(make, snapshot, *arguments)
-            if is_not_modified(request.headers, validators):
+            if is_not_modified(conditions, validators):
                 return Response(status_code=304, headers=headers)
             response = json_response(body or await service.work.run(make, snapshot, *arguments))
             response.headers.update(headers)

@@ -11,7 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from app.auth import Grant
 from app.endpoints import Granted, ModelId, TensorName
 from app.errors import AmbiguousTensor, BadRequest, NotFound
 from app.gguf import AmbiguousTensor as AmbiguousName
@@ -75,8 +74,7 @@ def weights_routes(service: Service) -> Router:
 
     async def answered(
         request: Request,
-        model_id: bytes,
-        grant: Grant,
+        snapshot: Snapshot,
         make: Callable[[Snapshot], Representation],
         *,
         vary: str = "",
@@ -86,7 +84,6 @@ def weights_routes(service: Service) -> Router:
 
         ``long``: making it may take long, so it is not for the event loop.
         """
-        snapshot = await service.snapshot(model_id, grant)
         try:
             representation = await service.work.run(make, snapshot) if long else make(snapshot)
             return respond(request, representation, service, vary=vary)
@@ -94,31 +91,30 @@ def weights_routes(service: Service) -> Router:
             snapshot.release()
             raise
 
-    async def weights(
-        request: Request, model_id: bytes, grant: Grant, name: bytes, query: WeightsQuery | WeightsBody
-    ) -> Response:
-        format_name = query.format or negotiated_format(accept_of(request.scope["headers"]))
+    async def weights(request: Request, snapshot: Snapshot, name: bytes, query: WeightsQuery | WeightsBody) -> Response:
         vary = "" if query.format else "Accept"
 
         def make(snapshot: Snapshot) -> Representation:
+            format_name = query.format or negotiated_format(accept_of(request.scope["headers"]))
             return represent(snapshot, _found(snapshot, name), query, format_name, json_limit=json_limit)
 
         # A posted selection may list a million rows.
-        return await answered(request, model_id, grant, make, vary=vary, long=request.scope["method"] == "POST")
+        return await answered(request, snapshot, make, vary=vary, long=request.scope["method"] == "POST")
 
     @router.read("/v1/models/{model}/-/data/{tensor}", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data(
         request: Request, model: ModelId, grant: Granted, tensor: TensorName, query: Annotated[WeightsQuery, Query()]
     ) -> Response:
         """Weights of a tensor, decoded."""
-        return await weights(request, model, grant, tensor, query)
+        return await weights(request, await service.snapshot(model, grant), tensor, query)
 
     @router.read("/v1/data", _WEIGHTS, tag="weights", heeds=("Accept", *_HEEDS))
     async def data_by_parameters(
         request: Request, grant: Granted, query: Annotated[NamedWeightsQuery, Query()]
     ) -> Response:
         """Weights of a tensor, with its names as parameters."""
-        return await weights(request, _bytes(query.model), grant, _bytes(query.tensor), query)
+        snapshot = await service.snapshot(_bytes(query.model), grant)
+        return await weights(request, snapshot, _bytes(query.tensor), query)
 
     @router.post(
         "/v1/models/{model}/-/data/{tensor}",
@@ -130,11 +126,17 @@ def weights_routes(service: Service) -> Router:
         request: Request, model: ModelId, grant: Granted, tensor: TensorName, _: Annotated[NoQuery, Query()]
     ) -> Response:
         """Weights of a tensor, by a selection that is too long for a URL."""
-        body = await request.body()
-        async with parsing:
-            query = await service.work.run(_parsed, body)
-        record_of(request.scope).selection = _summary(query)
-        return await weights(request, model, grant, tensor, query)
+        # First, since a volume may hang, and bodies are read one at a time.
+        snapshot = await service.snapshot(model, grant)
+        try:
+            body = await request.body()
+            async with parsing:
+                query = await service.work.run(_parsed, body)
+            record_of(request.scope).selection = _summary(query)
+        except BaseException:
+            snapshot.release()
+            raise
+        return await weights(request, snapshot, tensor, query)
 
     @router.read("/v1/models/{model}/-/safetensors", _SAFETENSORS, tag="weights", heeds=_HEEDS)
     async def safetensors(
@@ -146,7 +148,7 @@ def weights_routes(service: Service) -> Router:
             tensors = _matching(snapshot, query)
             return represent_safetensors(snapshot, tensors, query.dtype)
 
-        return await answered(request, model, grant, make, long=True)
+        return await answered(request, await service.snapshot(model, grant), make, long=True)
 
     return router
 

@@ -19,6 +19,7 @@ from app.errors import BadRequest
 __all__ = ["Gather", "Lattice", "Selection", "parse_slice", "select_all", "select_nd", "select_rows"]
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_MOST_SLICES = 20_000  # each takes 256 bytes for as long as its answer runs; integers take 8
 _SHOWN = 40  # characters of a bad part that an error repeats
 
 
@@ -178,6 +179,7 @@ def select_rows(
     selected = 0
     parts: list[Lattice | Gather] = []
     row_parts = (_parse_part("rows", part) for part in given)
+    n_slices = 0
     for are_integers, group in groupby(row_parts, lambda part: isinstance(part, int)):
         if are_integers:
             numbers = [part for part in group if isinstance(part, int)]
@@ -190,6 +192,12 @@ def select_rows(
             continue
         for part in group:
             first, count, step = _resolve("rows", part, n_rows)
+            n_slices += 1
+            if n_slices > _MOST_SLICES:
+                raise BadRequest(
+                    "bad-selection",
+                    f"rows lists more than {_MOST_SLICES} slices: ask in several requests, or list integers.",
+                )
             selected += count
             if count and n_cols:
                 dims = ((count, step * row_items), (n_cols, col_step))

@@ -37,6 +37,7 @@ _PATIENCE_SECONDS = 0.1
 # What it told longer ago than this is waited for longer: a file that was replaced meanwhile is to be seen.
 _KNOWN_SECONDS = 10.0
 _LONG_PATIENCE_SECONDS = 2.0
+_LONGEST_WAIT_SECONDS = 30.0  # clients give up, and ask again: those who wait must not become more and more
 
 
 class _Look(Generic[_T]):
@@ -88,6 +89,7 @@ class Service:
         self.work = Threads(_WORK_THREADS, "work", most_waiting=_MOST_WAITING)
         self._list: _Look[list[Listed]] | None = None
         self._ready: _Look[bool] | None = None
+        self._ready_thread = Threads(1, "ready")  # models that take long to open say nothing of the volume
 
     async def snapshot(self, model_id: bytes, grant: Grant) -> Snapshot:
         """The present snapshot of a model, held for the caller; raises what `Catalogue.snapshot` does.
@@ -115,7 +117,7 @@ class Service:
         if self._list is None or self._list.begun:
             self._list = _Look(self._lister, self._listed)
         came = self._list.came
-        await asyncio.wait((came,))
+        await _ended(came)
         if (error := came.exception()) is not None:
             raise error.with_traceback(None)
         listed = came.result()
@@ -130,7 +132,7 @@ class Service:
             ``volume-error`` or ``overloaded``.
         """
         if self._ready is None or self._ready.came.done():  # on a volume that hangs, one look hangs for all
-            self._ready = _Look(self._volume_threads, self.catalogue.volume.readable)
+            self._ready = _Look(self._ready_thread, self.catalogue.volume.readable)
         came = self._ready.came
         await asyncio.wait((came,), timeout=_READY_SECONDS)
         if not came.done():
@@ -162,7 +164,13 @@ class Service:
         until = time.monotonic() + _CLOSE_SECONDS
         ended = [
             close(max(0.0, until - time.monotonic()))
-            for close in (self._lister.close, self._volume_threads.close, self.work.close, self.reader.close)
+            for close in (
+                self._lister.close,
+                self._ready_thread.close,
+                self._volume_threads.close,
+                self.work.close,
+                self.reader.close,
+            )
         ]
         if not all(ended):
             _log.warning("a thread still waits for the volume; the process ends without it")
@@ -187,7 +195,7 @@ class Service:
             try:
                 if not await self._came(look) and (snapshot := self._latest(model_id)) is not None:
                     return snapshot
-                await asyncio.wait((look.came,))  # not cancelled with this one of those who wait for it
+                await _ended(look.came)
                 if is_own:
                     is_own = False
                     return look.came.result()
@@ -237,6 +245,15 @@ class Service:
             _log.warning("first look at the volume %s: %s", self.settings.root, exhausted(error) or error)
         else:
             _log.info("first look at the volume %s: models: %d", self.settings.root, len(models))
+
+
+async def _ended(came: "asyncio.Future[Any]") -> None:
+    """Wait for a look, which is not cancelled with one of those who wait for it; raises Unavailable in the end."""
+    await asyncio.wait((came,), timeout=_LONGEST_WAIT_SECONDS)
+    if not came.done():
+        raise Unavailable(
+            "volume-error", f"the volume has not answered for {_LONGEST_WAIT_SECONDS:g} s. Try again in a moment."
+        )
 
 
 def _heard(came: "asyncio.Future[Any]") -> None:

@@ -173,7 +173,7 @@ class Volume:
         real_files = {
             entry.name: real
             for entry in entries
-            if (real := entry.path if entry.is_file(follow_symlinks=False) else self._linked_file(root, entry.path))
+            if (real := entry.path if _is_plain_file(entry) else self._linked_file(root, entry.path))
         }
         plain = set(real_files)
         sets: dict[bytes, list[bytes]] = defaultdict(list)
@@ -236,3 +236,13 @@ def _best_set(names: Iterable[bytes], stem: bytes) -> tuple[int, set[int]] | Non
     if not sets:
         return None
     return min(sets.items(), key=lambda item: (len(item[1]) < item[0], item[0]))
+
+
+def _is_plain_file(entry: os.DirEntry[bytes]) -> bool:
+    """Whether an entry is a regular file and no link. Some file systems must be asked, and may fail for this one."""
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError as error:
+        if problem := exhausted(error):
+            raise problem from error
+        return False

@@ -3,7 +3,9 @@
 import gzip
 import json
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,22 @@ def test_no_request_is_hidden_in_another(server: Server, head: tuple[str, bytes]
 def test_chunks_that_can_be_read_in_two_ways_end_the_connection(server: Server, chunks: bytes) -> None:
     received = everything(server.port, POST + b"Transfer-Encoding: chunked\r\n\r\n", chunks, HIDDEN)
     assert b"hidden" not in received
+    assert received.count(b"HTTP/1.1 ") <= 1
+
+
+@pytest.mark.parametrize("name", [b"X-API-Key", b"If-Match", b"Host"])
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_headers_behind_a_body_are_not_taken(server: Server, name: bytes, pause: float) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=2) as connection:
+        connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        time.sleep(pause)
+        connection.sendall(name + b": x\r\n\r\n" + HIDDEN)
+        received = b""
+        with suppress(ConnectionResetError):
+            while data := connection.recv(1 << 16):
+                received += data
+    assert b"hidden" not in received
+    assert b" 412 " not in received
     assert received.count(b"HTTP/1.1 ") <= 1
 
 

@@ -416,3 +416,24 @@ def test_a_removed_model_is_let_go_of_without_being_asked_for(rig: Rig) -> None:
     catalogue.forget_gone()
     assert catalogue.figures()["open_models"] == 0
     assert rig.gone == [key]
+
+
+def test_a_root_that_is_away_for_a_moment_closes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / "m.gguf").write_bytes(base())
+    gone: list[bytes] = []
+    catalogue = Catalogue(Volume(root), most_open=4, recheck_seconds=0, on_gone=gone.append)
+    with catalogue.snapshot(b"m") as before:
+        root.rename(tmp_path / "away")
+        with pytest.raises(Unavailable):
+            catalogue.snapshot(b"m")
+        catalogue.forget_gone()
+        (tmp_path / "away").rename(root)
+        with catalogue.snapshot(b"m") as after:
+            assert after is before
+    assert gone == []
+    (root / "m.gguf").unlink()
+    catalogue.forget_gone()
+    assert len(gone) == 1
+    catalogue.close()

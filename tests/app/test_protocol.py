@@ -146,6 +146,20 @@ def test_a_head_without_end_takes_no_memory(volume: Path) -> None:
             assert wire.ask(b"/healthz", headers=b"X: " + b"x" * (32 << 10) + b"\r\n").status == 200
 
 
+def test_a_trailer_without_end_takes_no_memory(volume: Path) -> None:
+    """Nor does a line before a chunk: the parser keeps either until it is whole."""
+    head = (
+        b"POST /v1/models/demo/-/data/output_norm.weight HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with Server(volume, request_seconds=60) as server:
+        before = server.memory("VmHWM")
+        for begun in (b"0\r\nX: ", b"2\r\n{}\r\n0\r\nX", b"5;"):
+            with connect(server) as connection:
+                connection.sendall(head + begun)
+                assert sends_until_cut(connection, b"x" * MIB) < 64
+        assert server.memory("VmHWM") - before < 16 * MIB
+
+
 @pytest.mark.case(37)
 def test_an_idle_connection_lives_on_between_requests(server: Server) -> None:
     with Wire(server.port) as wire:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import decoders
-from app.conditions import Validators, is_not_modified
+from app.conditions import Validators, heeded, is_not_modified
 from app.windows import WINDOW_WEIGHTS
 from decoders import GGMLType
 from tests import builder
@@ -221,6 +221,14 @@ def test_conditions(client: Face, path: str, method: str) -> None:
 
 
 @pytest.mark.case(47)
+def test_conditions_on_several_lines_are_one_list() -> None:
+    state = Validators('"x"', 0, '"m"')
+    match = heeded([(b"if-match", b'"old"'), (b"range", b"bytes=0-1"), (b"if-match", b'"x"'), (b"range", b"bytes=2-3")])
+    assert match == {"if-match": '"old", "x"', "range": "bytes=0-1"}
+    assert not is_not_modified(match, state)
+    assert is_not_modified(heeded([(b"if-none-match", b'"old"'), (b"if-none-match", b'W/"x"')]), state)
+
+
 def test_if_range_continues_only_the_same_state(client: Face) -> None:
     now = client.get(PATH, "HEAD")
     for value, status in [

@@ -305,3 +305,10 @@ def test_the_text_of_a_selection_stays_what_it_is() -> None:
         "(4, 2)[([20, 4], 2, 1), Lattice(base=0, dims=((2, 8), (2, 1)))]"
     )
     assert select_rows(8, 4, "3:3", None).normal() == "(0, 4)[]"
+
+
+def test_a_list_has_so_many_slices_and_a_million_integers() -> None:
+    assert select_rows(10, 4, ["0:4:2"] * 20_000, None).shape == (40_000, 4)
+    with pytest.raises(BadRequest, match="20000 slices"):
+        select_rows(10, 4, ["0:4:2"] * 20_001, None)
+    assert select_rows(10, 4, [3] * 100_000, None).shape == (100_000, 4)

@@ -66,7 +66,8 @@ def played(
     assert seen.health
     assert max(seen.health) < 1000
     assert seen.streams_open == 0
-    assert seen.after.descriptors <= seen.before.descriptors + _LATE_FILES * (workers - 1)
+    # A file or a connection may just be open, of some hundreds.
+    assert seen.after.descriptors <= seen.before.descriptors + 2 + _LATE_FILES * (workers - 1)
     assert seen.after.threads <= seen.before.threads + _MOST_THREADS
     assert seen.grown < _MOST_GROWN * workers
     log = "".join(server.log)
