@@ -17,6 +17,7 @@ from ._http import (
     attempt_headers,
     broken_off,
     check_head,
+    check_place,
     check_whole,
     failed,
     failed_to_connect,
@@ -39,6 +40,8 @@ class AsyncRunner:
         self._url = shown_url(http.base_url)
         self._base = str(http.base_url).rstrip("/")
         self._cores = asyncio.Semaphore(cores())
+        self._slots = asyncio.Semaphore(most)
+        http.event_hooks = {"request": [self._check_place]}
 
     async def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end, and give its result."""
@@ -102,9 +105,17 @@ class AsyncRunner:
             reraise=True,
         )
         try:
-            return await retrying(self._attempt, ask)
+            return await retrying(self._bounded, ask)
         except PassingError as passing:
             raise passing.error from passing.__cause__
+
+    async def _check_place(self, request: httpx.Request) -> None:
+        check_place(self._http.base_url, request.url)
+
+    async def _bounded(self, ask: Ask) -> Answer:
+        """An attempt, when there is room for it; it waits for no other one, and so ends."""
+        async with self._slots:
+            return await self._attempt(ask)
 
     async def _attempt(self, ask: Ask) -> Answer:
         url = self._url + ask.path

@@ -77,6 +77,11 @@ class Cache:
         if self.disk is not None:
             self.disk.close()
 
+    def let_go(self) -> None:
+        """As `close`, without waiting for anything: for the garbage collector."""
+        if self.disk is not None:
+            self.disk.let_go()
+
     def after_fork(self) -> None:
         """In a child: locks may be held by threads that are not here."""
         if self.memory is not None:

@@ -73,13 +73,17 @@ class Client(Settings):
             runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
+        self._reader.close()
         if self._cache is not None:
             self._cache.close()
 
     def __del__(self) -> None:
-        # Of a client that came with an unpickled tensor, nobody else would close the connections.
-        if hasattr(self, "_lock"):
-            self.close()
+        # Of a client that came with an unpickled tensor, nobody else would close the connections. Whoever the garbage
+        # collector interrupts may hold any lock, so none is waited for here.
+        if (runner := getattr(self, "_runner", None)) is not None:
+            runner.let_go()
+        if (cache := getattr(self, "_cache", None)) is not None:
+            cache.let_go()
 
     def _open(self, model_id: str, version: str | None) -> RemoteModel:
         return RemoteModel(self, self._run(opened(model_id, version)))
@@ -132,6 +136,7 @@ class AsyncClient(Settings):
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.close()
+        self._reader.close()
         if self._cache is not None:
             self._cache.close()
 

@@ -14,9 +14,9 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import diskcache
@@ -26,6 +26,7 @@ from ._segments import Piece
 __all__ = ["DiskSegments"]
 
 T = TypeVar("T")
+Jobs = SimpleQueue[Callable[[], object] | None]  # None is the last
 
 _REGION = 1 << 20
 _MOST_SEGMENTS = 512  # of a region: its list is read and written whole
@@ -66,8 +67,10 @@ class DiskSegments:
         self._url = url
         self._is_broken = False
         self._lock = threading.Lock()
-        # One thread with one connection to the database, so that it can be closed.
-        self._thread: ThreadPoolExecutor | None = None
+        # One thread with one connection to the database, so that it can be closed. No executor: those share a lock,
+        # which whoever the garbage collector interrupts may hold when it comes to `let_go`.
+        self._jobs: Jobs | None = None
+        self._thread: threading.Thread | None = None
         self._records: Any = None
 
     def cover(self, key: tuple[str, str, str], start: int, stop: int) -> list[Piece]:
@@ -80,26 +83,47 @@ class DiskSegments:
 
     def close(self) -> None:
         """Close the database; another use opens it again."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.submit(self._close).result()
-            thread.shutdown()
+        with self._lock:  # until it is closed: nobody opens it meanwhile
+            self.let_go()
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+
+    def let_go(self) -> None:
+        """Have the database closed, and neither wait for it nor for any lock: for the garbage collector."""
+        jobs, self._jobs = self._jobs, None
+        if jobs is not None:
+            jobs.put(self._close)
+            jobs.put(None)
 
     def after_fork(self) -> None:
         """In a child: the thread and the connection are the parent's."""
         self._lock = threading.Lock()
-        self._thread = self._records = None
+        self._jobs = self._thread = self._records = None
 
     def _safely(self, work: Callable[[], T], otherwise: T) -> T:
         if self._is_broken:
             return otherwise
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensortap-disk")
-            working = self._thread.submit(self._opened, work)
+        done = SimpleQueue[T | Exception]()
+
+        def job() -> None:
+            try:
+                done.put(self._opened(work))
+            except Exception as error:
+                done.put(error)
+
         try:
-            return working.result()
+            with self._lock:
+                if self._jobs is None:
+                    jobs: Jobs = SimpleQueue()
+                    self._thread = threading.Thread(target=_serve, args=(jobs,), name="tensortap-disk", daemon=True)
+                    self._thread.start()
+                    self._jobs = jobs
+                self._jobs.put(job)
+            result = done.get()
+            if isinstance(result, Exception):
+                raise result
+            return result
         except diskcache.Timeout:
             return otherwise  # another process is at it
         except sqlite3.OperationalError as error:
@@ -192,6 +216,13 @@ class DiskSegments:
             return None
         data = found[_CHECK_BYTES:]
         return data if found[:_CHECK_BYTES] == _check(record, data) else None
+
+
+def _serve(jobs: Jobs) -> None:
+    """What the thread does. While it waits it refers to nothing but the queue, so that the rest can be collected."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job
 
 
 def _records(folder: str, budget: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from ._errors import ConnectionFailed, ModelChanged, ServiceError, TensorTapError, error_of
-from ._flow import Ask
+from ._flow import Ask, Sink
 
 __all__ = [
     "PassingError",
@@ -20,6 +20,7 @@ __all__ = [
     "attempt_headers",
     "broken_off",
     "check_head",
+    "check_place",
     "check_whole",
     "failed",
     "failed_to_connect",
@@ -68,6 +69,27 @@ def attempt_headers(ask: Ask) -> dict[str, str]:
         if sink.filled and sink.etag is not None:
             headers["If-Range"] = sink.etag
     return headers
+
+
+def check_place(base: httpx.URL, url: httpx.URL) -> None:
+    """Whether a request may go there: the headers, with their keys, are for the service that the client was told.
+
+    Raises
+    ------
+    ServiceError
+        A redirect leads to another host or port, and is not from http to https of one host.
+    """
+    is_same = url.host == base.host and (url.scheme, _port(url)) == (base.scheme, _port(base))
+    if not is_same and (url.host, base.scheme, url.scheme) != (base.host, "http", "https"):
+        there = shown_url(url)
+        raise ServiceError(
+            f"{shown_url(base)} redirects to elsewhere, to {there}: open the client with the URL that leads there.",
+            url=there,
+        )
+
+
+def _port(url: httpx.URL) -> int | None:
+    return url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
 def check_head(ask: Ask, url: str, response: httpx.Response) -> bool:
@@ -125,9 +147,11 @@ def check_head(ask: Ask, url: str, response: httpx.Response) -> bool:
                 status=status,
                 url=url,
             )
-    elif status == 200 and ask.first is None:
-        sink.restart()  # the whole again, although it was asked to go on
-        length = headers.get("content-length")
+    elif status == 200 and (ask.first is None or _is_all(ask.first, sink, headers)):
+        # The whole again, although it was asked to go on; or what takes no ranges, and the whole is what was asked for.
+        sink.restart()
+        # Without a length (a proxy sends chunks) it is seen at the end whether that was all.
+        length = headers.get("content-length", str(len(sink.view)))
         if length != str(len(sink.view)):
             raise ServiceError(
                 f"{url} was to have {len(sink.view)} bytes and says that it has {length}.", status=status, url=url
@@ -142,6 +166,12 @@ def check_head(ask: Ask, url: str, response: httpx.Response) -> bool:
         raise ServiceError(f"{url} was answered with status {status}.", status=status, url=url)
     sink.etag = _strong(headers.get("etag"))
     return True
+
+
+def _is_all(first: int, sink: Sink, headers: httpx.Headers) -> bool:
+    """Whether the whole of a body may be what was asked for as a range of it: the same body as before, and as long."""
+    is_same = not sink.filled or headers.get("etag") == sink.etag
+    return first == 0 and is_same and headers.get("content-length") in (None, str(len(sink.view)))
 
 
 def _strong(etag: str | None) -> str | None:

@@ -182,7 +182,7 @@ class RemoteModel(_Model, Mapping[str, RemoteTensor]):
     def metadata(self) -> Metadata:
         """The model's metadata by key."""
         if not hasattr(self, "_metadata"):
-            self._metadata = Metadata(self.summary["links"]["metadata"], {"If-Match": self.version}, self._run)
+            self._metadata = Metadata(self.summary["links"]["metadata"], {"If-Match": self.version}, self._client._run)
         return self._metadata
 
     def pull(
@@ -264,7 +264,9 @@ class AsyncModel(_Model):
     def metadata(self) -> AsyncMetadata:
         """The model's metadata by key."""
         if not hasattr(self, "_metadata"):
-            self._metadata = AsyncMetadata(self.summary["links"]["metadata"], {"If-Match": self.version}, self._run)
+            self._metadata = AsyncMetadata(
+                self.summary["links"]["metadata"], {"If-Match": self.version}, self._client._run
+            )
         return self._metadata
 
     async def pull(

@@ -7,7 +7,8 @@ Beside ``model.safetensors`` lie ``model.safetensors.part``, of the full length 
 
 The second is written by renaming after each piece, or, where it is so long that this takes a while, for a twentieth of
 the time: a run that was killed loses what came after that, no more. What a power cut takes from the first is noticed:
-pieces are read back and compared before they are trusted.
+pieces are read back and compared before they are trusted. It is there before the first has a byte, so a ``.part``
+that has bytes and no ``.part.json`` is somebody else's, and left alone.
 """
 
 from __future__ import annotations
@@ -17,26 +18,33 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-__all__ = ["PartialFile"]
+__all__ = ["PartialFile", "refuse_folder", "remove_foreign_part"]
 
 _REST = 20  # times as long as a save took, until the next
 _READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """What there is of a file, ``target``; its methods may be called from any thread. `PartialFile.open` makes one."""
+    """What there is of a file, ``target``, that is to have ``length`` bytes of the body of an ETag.
 
-    def __init__(self, target: Path, file: BinaryIO, etag: str, length: int) -> None:
+    Nothing is touched before `open`; `close` may be called whether it came to that or not. After `open`, the methods
+    may be called from any thread.
+    """
+
+    _file: BinaryIO
+
+    def __init__(self, target: Path, etag: str, length: int) -> None:
         self.target = target
-        self._file = file
         self._etag = etag
         self._length = length
         self._pieces: list[tuple[int, int, int]] = []
@@ -44,28 +52,34 @@ class PartialFile:
         self._saving = threading.Lock()
         self._rests_until = -math.inf
 
-    @classmethod
-    def open(cls, target: Path, etag: str, length: int) -> Self:
-        """Go on with what is there of a body, or begin anew where nothing is, or something else.
+    def open(self) -> Self:
+        """Go on with what is there of the body, or begin anew where nothing is, or what is of another; gives itself.
 
         Raises
         ------
         BlockingIOError
             Another process writes to it.
+        FileExistsError
+            A file lies in its place that no pull has made.
         OSError
             The disk has no room for what is missing, or the file cannot be written.
         """
-        file = _locked(_part(target))
+        part = _part(self.target)
+        file = _locked(part)
         try:
-            partial = cls(target, file, etag, length)
-            partial._resume()
-            missing = sum(stop - first for first, stop in partial.missing(length))
-            if shutil.disk_usage(target.absolute().parent).free < missing:
-                raise OSError(errno.ENOSPC, f"the disk has no room for the {missing} bytes to come", str(target))
+            if _is_foreign(os.fstat(file.fileno()), self.target):
+                raise FileExistsError(
+                    errno.EEXIST, "is there already, and no pull has made it: move it away", str(part)
+                )
+            self._file = file
+            self._resume()
+            missing = sum(stop - first for first, stop in self.missing(self._length))
+            if shutil.disk_usage(self.target.absolute().parent).free < missing:
+                raise OSError(errno.ENOSPC, f"the disk has no room for the {missing} bytes to come", str(self.target))
         except BaseException:
             file.close()
             raise
-        return partial
+        return self
 
     def missing(self, piece_bytes: int) -> Iterator[tuple[int, int]]:
         """What is not there, in order, as intervals ``(first, stop)`` of at most ``piece_bytes`` bytes."""
@@ -108,12 +122,20 @@ class PartialFile:
         """Make it durable, and give it its name, in place of a file that has it."""
         with self._lock:
             os.fsync(self._file.fileno())
-            self._file.close()
-        os.replace(_part(self.target), self.target)
-        _state(self.target).unlink(missing_ok=True)
+            if sys.platform == "win32":  # which renames no open file
+                self._file.close()
+            # The lock lasts until the name is another: who gets it after that finds so, and begins a file of its own.
+            os.replace(_part(self.target), self.target)
+            try:
+                _state(self.target).unlink(missing_ok=True)
+                _sync_folder(self.target.absolute().parent)
+            finally:
+                self._file.close()
 
     def close(self) -> None:
-        """Leave it as it is, for another run; nothing after `finish`."""
+        """Leave it as it is, for another run; nothing after `finish`, and where it was not opened."""
+        if not hasattr(self, "_file"):
+            return
         with self._lock:
             is_open = not self._file.closed
             self._file.close()
@@ -128,6 +150,7 @@ class PartialFile:
             self._pieces = [piece for piece in _pieces(state.get("pieces"), self._length) if self._is_sound(*piece)]
             return
         self._file.truncate(0)
+        self._save()  # before it has bytes, which are nobody's without
         self._file.truncate(self._length)
 
     def _is_sound(self, first: int, stop: int, check: int) -> bool:
@@ -153,6 +176,39 @@ class PartialFile:
             fresh.unlink(missing_ok=True)
         now = time.monotonic()
         self._rests_until = now + _REST * (now - began)
+
+
+def refuse_folder(target: Path) -> None:
+    """Raise IsADirectoryError where a folder has the name that a file is to get: renaming would notice at the end."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+
+
+def remove_foreign_part(target: Path) -> None:
+    """Remove the regular file, if there is one, that no pull has made and that is in the way of one to ``target``."""
+    part = _part(target)
+    with suppress(FileNotFoundError):
+        found = part.stat()
+        if stat.S_ISREG(found.st_mode) and _is_foreign(found, target):
+            part.unlink()
+
+
+def _is_foreign(part: os.stat_result, target: Path) -> bool:
+    """Whether what is in the place of the part is none; where nothing is in it, nothing is lost."""
+    return not stat.S_ISREG(part.st_mode) or (part.st_size > 0 and not _state(target).exists())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the system has that."""
+    if sys.platform != "win32":
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no folders
+                raise
+        finally:
+            os.close(opened)
 
 
 def _part(target: Path) -> Path:

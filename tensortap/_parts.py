@@ -23,7 +23,7 @@ __all__ = ["Body", "Interval", "Part", "Wanted", "cut", "rows_text", "wanted"]
 Body = Literal["native", "raw"]
 Interval = tuple[int, int]  # first byte, and the one after the last
 _FLOAT_BYTES = 4
-_MOST_RUNS = 1 << 16  # of a part: written out, they are a megabyte or so of the request
+_MOST_RUNS = 1 << 14  # of a part: the service takes 20,000 slices in one request
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,19 @@ def progress_of(progress: Progress, what: str, total: int) -> Iterator[Callable[
     elif progress is True:
         try:
             from rich import progress as rich
+            from rich.console import Console
         except ImportError:
             raise ImportError("a progress bar needs rich: pip install 'tensortap[cli]', or give a function.") from None
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
-        with rich.Progress(*columns, rich.TransferSpeedColumn(), rich.TimeRemainingColumn()) as bars:
-            task = bars.add_task(what, total=total)
+        columns = (
+            rich.TextColumn("{task.description}", markup=False),
+            rich.BarColumn(),
+            rich.DownloadColumn(),
+            rich.TransferSpeedColumn(),
+            rich.TimeRemainingColumn(),
+        )
+        # Standard output may be where the weights go.
+        with rich.Progress(*columns, console=Console(stderr=True)) as bars:
+            task = bars.add_task(_printable(what), total=total)
             yield lambda n_bytes: bars.advance(task, n_bytes)
     else:
         done, lock = 0, threading.Lock()
@@ -37,3 +45,8 @@ def progress_of(progress: Progress, what: str, total: int) -> Iterator[Callable[
                 progress(done, total)
 
         yield tell
+
+
+def _printable(text: str) -> str:
+    """A name for a terminal: what is no character to see, and might command it, is escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from ._errors import ModelChanged, ServiceError
 from ._flow import Answer, Ask, Compute, Flow, Sink, Together
-from ._partial import PartialFile
+from ._partial import PartialFile, refuse_folder
 from ._progress import Progress, progress_of
 
 __all__ = ["DType", "Pulled", "pulled"]
@@ -84,11 +84,13 @@ def pulled(
 ) -> Flow[Pulled]:
     """Pull the file at ``href``, of one version of a model; the arguments as those of `RemoteModel.pull`."""
     target = Path(path)
+    refuse_folder(target)
     asked = {"name": name, "exclude": exclude, "dtype": dtype}
     query = urlencode({key: value for key, value in asked.items() if value is not None}, errors="surrogateescape")
     body = yield from _looked_at(f"{href}?{query}", version)
-    partial: PartialFile = yield Compute(lambda: PartialFile.open(target, body.etag, body.length))
-    try:
+    partial = PartialFile(target, body.etag, body.length)
+    try:  # entered before it is opened: a flow that is closed meanwhile goes on with nothing but `finally`
+        yield Compute(partial.open)
         missing = sum(stop - first for first, stop in partial.missing(body.length))
         if missing:
             yield Compute(lambda: partial.write(0, body.head))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -28,6 +29,7 @@ Floats: TypeAlias = NDArray[np.float32]
 OnBytes: TypeAlias = Callable[[int], object]
 
 _LONGEST_QUERY = 2000  # what every proxy takes in a URL, with room for the names
+_WORTH_KEEPING = 1 << 20  # bytes of memory; less is made anew in no time
 _WORTH_A_THREAD = 1 << 18  # bytes to decode, for which handing over is nothing
 
 
@@ -43,28 +45,43 @@ class Reader:
         About how many bytes one request of a large read moves.
     cache
         What was moved before; None keeps nothing.
+    most
+        Requests at a time, and so how many buffers are kept for the next ones.
     """
 
     decode: Decode
     part_bytes: int
     cache: Cache | None
-    _idle: list[NDArray[np.uint8]] = field(default_factory=list)
+    most: int
+    _idle: deque[NDArray[np.uint8]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._idle = deque(maxlen=self.most)
 
     def floats(
-        self, line: TensorLine, version: str, box: Box, out: Floats, on_bytes: OnBytes, decode: Decode | None = None
+        self,
+        line: TensorLine,
+        version: str,
+        box: Box,
+        out: Floats,
+        on_bytes: OnBytes,
+        decode: Decode | None = None,
+        job_bytes: int = 0,
     ) -> Flow[None]:
         """Fill ``out``, contiguous and of the box's shape, with the weights of a box; ``version`` is the model's.
 
         ``on_bytes`` is called with the bytes that were moved, or were here already, as they come.
+        ``job_bytes`` are those of all reads that this is one of: the cache is passed by where they do not fit.
         """
         what = wanted(line, box, decode or self.decode)
         parts = cut(line, what, self.part_bytes)
+        size = max(job_bytes, what.n_bytes(line))
         first = list(islice(parts, 2))
         if len(first) == 1:
-            yield from self._part(line, version, what, first[0], out, on_bytes)
+            yield from self._part(line, version, what, first[0], out, on_bytes, size)
         elif first:
             every = chain(first, parts)
-            yield Together(self._part(line, version, what, part, out, on_bytes) for part in every)
+            yield Together(self._part(line, version, what, part, out, on_bytes, size) for part in every)
 
     def size(self, line: TensorLine, box: Box, decode: Decode | None = None) -> int:
         """How many bytes of bodies `floats` moves for a box, where nothing is here yet."""
@@ -73,41 +90,49 @@ class Reader:
     def native(self, line: TensorLine, version: str, box: Box, out: NDArray[np.uint8], on_bytes: OnBytes) -> Flow[None]:
         """Fill ``out`` with the stored blocks of a box of whole rows."""
         what = wanted(line, box, "client")
+        size = what.n_bytes(line)
 
         def flows() -> Iterator[Flow[None]]:
             at = 0
             for part in cut(line, what, self.part_bytes):
-                yield self._fill(line, version, what, part, out[at : at + part.n_bytes].data, on_bytes)
+                yield self._fill(line, version, what, part, out[at : at + part.n_bytes].data, on_bytes, size)
                 at += part.n_bytes
 
         yield Together(flows())
 
     def _part(
-        self, line: TensorLine, version: str, what: Wanted, part: Part, out: Floats, on_bytes: OnBytes
+        self, line: TensorLine, version: str, what: Wanted, part: Part, out: Floats, on_bytes: OnBytes, read_bytes: int
     ) -> Flow[None]:
         flat = out.reshape(-1)
         is_float = what.body == "raw" or line.type_id == GGMLType.F32
         if is_float and what.takes_all and sys.byteorder == "little":
             place = flat[part.first : part.stop].view(np.uint8).data
-            yield from self._fill(line, version, what, part, place, on_bytes)
+            yield from self._fill(line, version, what, part, place, on_bytes, read_bytes)
             return
         buffer = self._buffer(part.n_bytes)
         staging = buffer[: part.n_bytes]
         try:
-            yield from self._fill(line, version, what, part, staging.data, on_bytes)
+            yield from self._fill(line, version, what, part, staging.data, on_bytes, read_bytes)
             if part.n_bytes < _WORTH_A_THREAD:
                 _finish(line, what, part, staging, flat)
             else:
                 yield Compute(lambda: _finish(line, what, part, staging, flat))
         finally:
-            if buffer.nbytes == self.part_bytes:
+            if _WORTH_KEEPING < part.n_bytes <= self.part_bytes:
                 self._idle.append(buffer)
 
     def _fill(
-        self, line: TensorLine, version: str, what: Wanted, part: Part, place: memoryview, on_bytes: OnBytes
+        self,
+        line: TensorLine,
+        version: str,
+        what: Wanted,
+        part: Part,
+        place: memoryview,
+        on_bytes: OnBytes,
+        read_bytes: int,
     ) -> Flow[None]:
         """Fill a place with the bytes of a part: from the cache, and what is missing from the service."""
-        cache, read_bytes = self.cache, what.n_bytes(line)
+        cache = self.cache
         if not part.intervals or cache is None or not cache.keeps(read_bytes):
             yield self._ask(line, version, what, part, place, on_bytes)
             return
@@ -169,13 +194,17 @@ class Reader:
             return Ask(f"{line.data}?{urlencode(picked, safe=':,')}", headers, sink=sink)
         return Ask(line.data, headers, json=picked, sink=sink)
 
+    def close(self) -> None:
+        """Give memory back; another read takes some again."""
+        self._idle.clear()
+
     def after_fork(self) -> None:
         """In a child: buffers may be in use by threads that are not here."""
-        self._idle = []
+        self._idle = deque(maxlen=self.most)
 
     def _buffer(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory for a part: fresh memory costs more than the decoding of what goes into it."""
-        if n_bytes > self.part_bytes:
+        if not _WORTH_KEEPING < n_bytes <= self.part_bytes:
             return np.empty(n_bytes, np.uint8)
         try:
             return self._idle.pop()

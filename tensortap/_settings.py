@@ -49,7 +49,7 @@ class Settings:
     decode
         Where weights are decoded: ``"client"`` moves the stored blocks, ``"server"`` float32, ``"auto"`` what is less.
     max_connections
-        Requests at a time of a large read.
+        Requests at a time, however many reads there are. What a progress function reads must come by another client.
     part_bytes
         About how many bytes each of those moves.
     timeout
@@ -106,7 +106,7 @@ class Settings:
         }
         self._base = base
         self._cache = Cache.of(self.url, cache_bytes, self._settings["disk_cache"], disk_bytes)
-        self._reader = Reader(decode, part_bytes, self._cache)
+        self._reader = Reader(decode, part_bytes, self._cache, max_connections)
         sent = {"User-Agent": f"tensortap/{_version()}", **(headers or {})}
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"

@@ -16,13 +16,14 @@ import tenacity
 
 from ._errors import ServiceError
 from ._flow import Answer, Ask, Compute, Effect, Flow, cores
-from ._gate import Gate, Stopped
+from ._gate import Gate, Slots, Stopped
 from ._http import (
     PassingError,
     after_close,
     attempt_headers,
     broken_off,
     check_head,
+    check_place,
     check_whole,
     failed,
     failed_to_connect,
@@ -57,8 +58,10 @@ class SyncRunner:
         self._url = shown_url(http.base_url)
         self._base = str(http.base_url).rstrip("/")
         self._threads: WeakSet[threading.Thread] = WeakSet()
-        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._sockets: set[socket.socket] = set()  # no weak ones: the garbage collector takes those before `let_go`
         self._cores = threading.Semaphore(cores())
+        self._slots = Slots(most)
+        http.event_hooks = {"request": [self._check_place]}
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -71,10 +74,18 @@ class SyncRunner:
         with self._lock:
             self._is_closed = True
             sockets, threads = list(self._sockets), list(self._threads)
+        self._slots.open()
         for one in sockets:
             _wake(one)
         self._http.close()
         _join(threads)
+
+    def let_go(self) -> None:
+        """End the connections, and neither wait for anybody nor for any lock: for the garbage collector."""
+        self._is_closed = True
+        for one in tuple(self._sockets):
+            _wake(one)
+            one.close()
 
     def _run(self, flow: Flow[T], gate: Gate) -> T:
         result: Any = None
@@ -125,6 +136,7 @@ class SyncRunner:
                     raise error
         except BaseException:
             gate.close()
+            self._slots.give_all(gate)  # what is stalled would keep the next read from them
             raise
         finally:
             _join(threads)
@@ -153,9 +165,20 @@ class SyncRunner:
             reraise=True,
         )
         try:
-            return retrying(self._attempt, ask, gate)
+            return retrying(self._bounded, ask, gate)
         except PassingError as passing:
             raise passing.error from passing.__cause__
+
+    def _check_place(self, request: httpx.Request) -> None:
+        check_place(self._http.base_url, request.url)
+
+    def _bounded(self, ask: Ask, gate: Gate) -> Answer:
+        """An attempt, when there is room for it; it waits for no other one, and so ends."""
+        self._slots.take(gate)
+        try:
+            return self._attempt(ask, gate)
+        finally:
+            self._slots.give(gate)
 
     def _attempt(self, ask: Ask, gate: Gate) -> Answer:
         if gate.closed.is_set():
@@ -199,7 +222,7 @@ class SyncRunner:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             one = info["return_value"].get_extra_info("socket")
             with self._lock:
-                self._sockets.add(one)
+                self._sockets = {other for other in self._sockets if other.fileno() >= 0} | {one}
                 is_closed = self._is_closed
             if is_closed:
                 _wake(one)

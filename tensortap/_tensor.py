@@ -20,6 +20,7 @@ from decoders import GGMLType
 from ._errors import Unreadable
 from ._flow import Compute, Flow
 from ._index import Box, boxed
+from ._partial import refuse_folder
 from ._progress import Progress, progress_of
 from ._read import Decode, Floats, OnBytes
 from ._table import TensorLine, type_of
@@ -129,6 +130,19 @@ class _Tensor:
     def _floats(self, box: Box, out: Floats, on_bytes: OnBytes, decode: Decode | None = None) -> Flow[None]:
         yield from self._model._reader.floats(self._line, self._model.version, box, out, on_bytes, decode)
 
+    def _one_of_many(self, index: Any) -> Flow[Any]:
+        """A read of a pass through all weights."""
+        box = self._box(index)
+        out = np.empty(box.shape, np.float32)
+        reader, version = self._model._reader, self._model.version
+        yield from reader.floats(self._line, version, box, out, _NOTHING, job_bytes=self._pass_bytes())
+        return out[box.local]
+
+    def _pass_bytes(self) -> int:
+        """What a pass through all weights moves: what does not fit into the cache would push out all else."""
+        size: int = self._model._reader.size(self._line, self._box(...))
+        return size
+
     def _native(self, start: int | None, stop: int | None) -> Flow[NDArray[np.uint8]]:
         self._box(...)
         first, last, _ = slice(start, stop).indices(self.n_rows)
@@ -146,7 +160,8 @@ class _Tensor:
         line = self._rows_line()
         box = Box((range(first, stop), range(line.row_weights)), ())
         out = np.empty(box.shape, np.float32)
-        yield from self._model._reader.floats(line, self._model.version, box, out, on_bytes)
+        reader, version = self._model._reader, self._model.version
+        yield from reader.floats(line, version, box, out, on_bytes, job_bytes=self._pass_bytes())
         return out
 
     def _batches(self, n: int) -> list[tuple[int, int]]:
@@ -163,6 +178,7 @@ class _Tensor:
         # In batches, through memory: a mapped file ends the process where the disk is full.
         box = self._box(...)
         target = Path(path)
+        refuse_folder(target)
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         n = max(1, _SAVED_BYTES // (4 * max(1, self._line.row_weights)))
         try:
@@ -272,7 +288,8 @@ class RemoteTensor(_Tensor):
             raise TypeError("iteration over a 0-d array")
         self._box(...)
         step = max(1, _ITERATED_BYTES // max(1, 4 * math.prod(self.shape[1:])))
-        batches = (self[first : first + step] for first in range(0, len(self), step))
+        firsts = range(0, len(self), step)
+        batches = (self._model._run(self._one_of_many(slice(first, first + step))) for first in firsts)
         return (member for batch in batches for member in batch)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ It needs ``click`` and ``rich``: ``pip install 'tensortap[cli]'``.
 
 import sys
 
+from ._exits import USAGE
+
 __all__ = ["main"]
 
 
@@ -15,5 +17,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.exit(f"tensortap: the command line needs {error.name}: pip install 'tensortap[cli]'")
+        print(f"tensortap: the command line needs {error.name}: pip install 'tensortap[cli]'", file=sys.stderr)  # noqa: T201
+        sys.exit(USAGE)
     tensortap(prog_name="tensortap")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .._client import Client
+from .._errors import NotFound
 from .._model import RemoteModel
 from .._table import TensorLine
 from ._exits import DIFFERS
@@ -158,6 +159,8 @@ class _Found:
 def _compared(a: RemoteModel, b: RemoteModel, glob: str | None) -> _Found:
     found = _Found()
     lines_a, lines_b = ({line.name: line for line in matching(model, glob)} for model in (a, b))
+    if glob is not None and not lines_a and not lines_b:
+        raise NotFound(f"no tensor of either model has a name like {glob!r}.")
     found.only_a = [name for name in lines_a if name not in lines_b]
     found.only_b = [name for name in lines_b if name not in lines_a]
     pairs: list[_Pair] = []

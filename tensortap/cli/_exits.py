@@ -13,11 +13,12 @@ from .._errors import (
     Unreadable,
 )
 
-__all__ = ["CODES", "DIFFERS", "USAGE", "code_of"]
+__all__ = ["CODES", "DEFECT", "DIFFERS", "USAGE", "WouldOverwrite", "code_of"]
 
 DIFFERS = 1
 USAGE = 2
 _FILE = 9
+DEFECT = 70  # EX_SOFTWARE of sysexits.h
 
 CODES = {
     0: "done; of diff: everything is equal",
@@ -30,6 +31,7 @@ CODES = {
     7: "the model or the tensor cannot be read: it is damaged, or of an unknown type",
     8: "over a limit of the service",
     _FILE: "a local file cannot be written",
+    DEFECT: "something unexpected: a defect of this command",
 }
 
 # The first that fits; the last is the root of the client's errors, which are OSErrors in part.
@@ -45,8 +47,12 @@ _KINDS: tuple[tuple[type[TensorTapError], int], ...] = (
 )
 
 
+class WouldOverwrite(FileExistsError):
+    """A file has the name that one is to get, and nobody said that it may be overwritten."""
+
+
 def code_of(error: TensorTapError | OSError) -> int:
     """The exit code that an error is."""
-    if isinstance(error, FileExistsError):
+    if isinstance(error, WouldOverwrite):
         return USAGE
     return next((code for kind, code in _KINDS if isinstance(error, kind)), _FILE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import click
 import numpy as np
@@ -16,19 +17,34 @@ from numpy.typing import NDArray
 
 from .._client import Client
 from .._errors import BadRequest
+from .._partial import refuse_folder
 from .._tensor import RemoteTensor
+from ._exits import WouldOverwrite
 from ._output import Tell, bar
 from ._select import Selection, parsed_rows, select_all, select_nd, select_rows
 from ._service import asks
 
-__all__ = ["get", "refuse_to_overwrite"]
+__all__ = ["get", "is_special", "output_option", "refuse_to_overwrite"]
 
 _BATCH_BYTES = 16 << 20
+
+T = TypeVar("T")
+
+
+def output_option(what: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The option that names the file to write."""
+    return click.option("-o", "--output", required=True, metavar="FILE", callback=_file_name, help=what)
+
+
+def _file_name(ctx: click.Context, parameter: click.Parameter, path: str) -> str:
+    if os.path.basename(path) in ("", ".", ".."):
+        raise click.BadParameter(f"{path!r} names no file", ctx, parameter)
+    return path
 
 
 @click.command()
 @asks("MODEL", "TENSOR", retries=8)
-@click.option("-o", "--output", required=True, metavar="FILE", help="Where to; - is standard output.")
+@output_option("Where to; - is standard output.")
 @click.option("--rows", metavar="ROWS", help="Rows, as 0:16, -1 or 3,7,10:20: a matrix of them.")
 @click.option("--slice", "slice_text", metavar="SLICE", help="N-D as in numpy, as 0,:,::2 or ...,:64.")
 @click.option(
@@ -39,7 +55,7 @@ _BATCH_BYTES = 16 << 20
     show_default=True,
     help="An npy file, little-endian float32 alone, or the stored blocks of whole rows.",
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@click.option("--force", is_flag=True, help="Overwrite FILE; a device or a pipe is written to.")
 def get(
     tap: Client,
     model_id: str,
@@ -63,9 +79,15 @@ def get(
 
 
 def refuse_to_overwrite(path: str, force: bool) -> None:
-    """Raise FileExistsError where a file is that nobody said may be overwritten."""
+    """Raise WouldOverwrite where a file is that nobody said may be overwritten, IsADirectoryError for a folder."""
+    refuse_folder(Path(path))
     if not force and os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "is there already; --force overwrites it", path)
+        raise WouldOverwrite(errno.EEXIST, "is there already; --force overwrites it", path)
+
+
+def is_special(path: str) -> bool:
+    """Whether there is something else than a regular file: a device, a pipe, a socket or a folder."""
+    return os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode)
 
 
 Write = Callable[[BinaryIO, Tell], None]
@@ -119,13 +141,17 @@ def _write(file: BinaryIO, data: NDArray[np.uint8]) -> int:
 
 @contextmanager
 def _opened(output: str, force: bool) -> Iterator[BinaryIO]:
-    """Standard output, or a file that takes its name at the end."""
+    """Standard output, a device or pipe, or a file that takes its name at the end."""
     if output == "-":
         if sys.stdout.isatty():
             raise click.UsageError("weights are no text for a terminal: -o FILE, or a pipe")
         yield sys.stdout.buffer
         return
     refuse_to_overwrite(output, force)
+    if is_special(output):
+        with open(output, "wb") as file:
+            yield file
+        return
     target = Path(output)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ import click
 
 from .._errors import TensorTapError
 from . import _diff, _get, _head, _info, _ls, _meta, _pull
-from ._exits import CODES, USAGE, code_of
+from ._exits import CODES, DEFECT, USAGE, code_of
 from ._output import shown
 
 __all__ = ["tensortap"]
@@ -71,6 +72,12 @@ def _told() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         _exit(code_of(error), f"{where}{error.strerror or error}")
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        for line in traceback.format_exc().splitlines():  # it may have texts of the service's
+            click.echo(shown(line), err=True)
+        _exit(DEFECT, f"a defect of this command: {type(error).__name__}: {error}")
 
 
 def _exit(code: int, why: str) -> NoReturn:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
 from typing import Any
 
 import click
 
 from .._client import Client
-from ._get import refuse_to_overwrite
+from .._partial import remove_foreign_part
+from ._get import is_special, output_option, refuse_to_overwrite
 from ._output import bar, print_json, shown, size
 from ._service import asks, json_option
 
@@ -20,7 +23,7 @@ _JSON = """\b
 
 @click.command(epilog=_JSON)
 @asks("MODEL", retries=8)
-@click.option("-o", "--output", required=True, metavar="FILE", help="The safetensors file to write.")
+@output_option("The safetensors file to write.")
 @click.option("--name", metavar="GLOB", help="Only tensors of such names (* ? [abc]).")
 @click.option("--exclude", metavar="GLOB", help="Leave out tensors of such names, as those that cannot be read.")
 @click.option(
@@ -30,7 +33,7 @@ _JSON = """\b
     show_default=True,
     help="Of every weight; stored is the file's own, of a model that is not quantized.",
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@click.option("--force", is_flag=True, help="Overwrite FILE, and a FILE.part that no pull has made.")
 @json_option
 def pull(
     tap: Client,
@@ -51,8 +54,12 @@ def pull(
     still what came (CRC-32), and the header, read back, gives every tensor a place inside of the file that fits its
     dtype and shape. The file has its name only then.
     """
+    if is_special(output) and not Path(output).is_dir():
+        raise OSError(errno.EINVAL, "is no regular file: a pull replaces the file that it writes", output)
     refuse_to_overwrite(output, force)
     model = tap[model_id]
+    if force:
+        remove_foreign_part(Path(output))
     with bar(output) as tell:
         result = model.pull(output, name=name, exclude=exclude, dtype=dtype, progress=tell)
     if as_json:

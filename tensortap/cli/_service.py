@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .._client import Client
+from .._errors import NotFound
 from .._flow import Ask, Flow
 from .._model import RemoteModel
 from ._output import shown
@@ -28,6 +30,7 @@ SETTINGS = "tensortap.cli.settings"  # where a context has those of the client
 KEY_B = "TENSORTAP_KEY_B"
 _URL, _KEY = "TENSORTAP_URL", "TENSORTAP_KEY"
 _COMPLETION_SECONDS = 1.0
+_HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}(/.*)?", re.ASCII)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 
@@ -68,7 +71,12 @@ def asks(*names: str, retries: int = 3) -> Callable[[Callable[..., T]], Callable
             settings = {"max_connections": connections, "timeout": timeout, "retries": retries, "cache_bytes": 0}
             click.get_current_context().meta[SETTINGS] = settings
             with client_of(url, api_key, **settings) as tap:
-                return command(tap, *given, **options)
+                try:
+                    return command(tap, *given, **options)
+                except NotFound as error:
+                    if error.slug == "no-such-model" and words and _HOST.fullmatch(words[0]):
+                        error.detail = f"{error.detail} Did you mean http://{words[0]}?"
+                    raise
 
         return asking
 

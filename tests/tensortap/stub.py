@@ -45,12 +45,15 @@ class Stub:
         By path, an answer in place of the stub's own.
     asked
         The heads of all requests for weights.
+    heads
+        The heads of all requests.
     """
 
     def __init__(self, *script: bytes | Answering, answers: Mapping[str, bytes] | None = None) -> None:
         self.script = list(script)
         self.answers = dict(answers or {})
         self.asked: list[str] = []
+        self.heads: list[str] = []
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -114,6 +117,7 @@ class Stub:
                     return
 
     def _answer(self, head: str) -> bytes:
+        self.heads.append(head)
         path = head.split(" ")[1]
         if path.startswith("/v1/models/m/-/data/w"):
             with self._lock:

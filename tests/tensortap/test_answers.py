@@ -2,10 +2,12 @@
 
 import gzip
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -22,6 +24,8 @@ from tensortap import (
     Unauthorized,
     Unreadable,
 )
+from tensortap._http import check_place
+from tensortap._progress import progress_of
 from tensortap._retry import Patience
 from tests.tensortap.stub import ETAG, VERSION, WEIGHTS, Answering, Stub, answer, problem
 from tests.tensortap.twin import Connect
@@ -29,6 +33,11 @@ from tests.tensortap.twin import Connect
 HTML = answer(502, b"<html><h1>Bad Gateway</h1></html>", Content_Type="text/html")
 RANGE = f"bytes 0-3999/{WEIGHTS.nbytes}"
 ABOUT = {"ETag": ETAG, "X_Model_ETag": VERSION}
+
+
+def unstated(content: bytes) -> bytes:
+    """An answer with the whole that does not say how long it is: the connection ends with it."""
+    return answer(200, content, **ABOUT).replace(f"Content-Length: {len(content)}\r\n".encode(), b"")
 
 
 @pytest.fixture
@@ -151,8 +160,9 @@ def test_retries_end_with_the_error_of_the_last(
         (answer(304), ServiceError, None),
         (answer(300), ServiceError, None),
         (answer(302, Location="/v1/models/m/-/data/w"), ConnectionFailed, None),
-        (answer(302, Location="ftp://example.org/"), ConnectionFailed, None),
-        (answer(200, WEIGHTS.tobytes(), **ABOUT), ServiceError, None),
+        (answer(302, Location="ftp://example.org/"), ServiceError, None),
+        (answer(200, WEIGHTS.tobytes() + b"more", **ABOUT), ServiceError, None),
+        (unstated(WEIGHTS.tobytes() + b"more"), ServiceError, None),
         (answer(206, WEIGHTS.tobytes(), **ABOUT), ServiceError, None),
         (answer(206, WEIGHTS.tobytes(), Content_Range="bytes 4-4003/5000", **ABOUT), ServiceError, None),
         (answer(206, WEIGHTS.tobytes(), Content_Range="bytes 0-4000/4001", **ABOUT), ServiceError, None),
@@ -205,6 +215,52 @@ def test_a_redirect_is_followed_and_a_posted_question_is_not_lost_on_the_way(con
                 patch.setattr("tensortap._read._LONGEST_QUERY", 1)
                 with pytest.raises(ServiceError, match="to /elsewhere: open the client with the URL"):
                     tensor[names]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_key_follows_a_redirect_to_another_place(connect: Connect, status: int) -> None:
+    with Stub() as stub, Stub() as other:
+        elsewhere = [f"{other.url}/v1/models", f"//127.0.0.1:{other.port}/", f"http://localhost:{stub.port}/v1/models"]
+        for there in elsewhere:
+            stub.answers["/v1/models"] = answer(status, Location=there)
+            for keys in ({"headers": {"X-API-Key": "secret"}}, {"api_key": "secret"}):
+                with connect(stub.url, **keys) as tap, pytest.raises(ServiceError, match="redirects to elsewhere"):
+                    tap.models()
+        assert not other.heads
+
+
+@pytest.mark.parametrize(
+    ("base", "url", "is_allowed"),
+    [
+        ("http://h:8000/path/", "http://h:8000/else", True),
+        ("http://h", "http://h:80/", True),
+        ("http://h", "https://h/", True),
+        ("http://h:8000", "https://h:8443/", True),
+        ("https://h", "https://h:443/", True),
+        ("https://h", "http://h/", False),
+        ("https://h:8000", "http://h:8000/", False),
+        ("http://h", "https://h.example/", False),
+        ("http://h", "http://h:8000/", False),
+        ("https://h", "https://h:8443/", False),
+        ("http://h", "ftp://h/", False),
+    ],
+)
+def test_where_redirects_may_lead(base: str, url: str, is_allowed: bool) -> None:
+    with nullcontext() if is_allowed else pytest.raises(ServiceError, match="redirects to elsewhere"):
+        check_place(httpx.URL(base), httpx.URL(url))
+
+
+@pytest.mark.parametrize("index", [..., slice(0, 10)])
+def test_a_proxy_that_takes_no_ranges_or_states_no_length_is_lived_with(connect: Connect, index: Any) -> None:
+    for whole in (answer(200, WEIGHTS.tobytes(), **ABOUT), unstated(WEIGHTS.tobytes())):
+        with Stub(whole) as stub:
+            assert np.array_equal(read(connect, stub, index), WEIGHTS)
+            assert len(stub.asked) == 1
+        with Stub(whole[:-1000], whole) as stub:  # what broke off begins anew
+            assert np.array_equal(read(connect, stub, index), WEIGHTS)
+    short = unstated(WEIGHTS.tobytes()[:-1])
+    with Stub(*[short] * 9) as stub, pytest.raises(ConnectionFailed, match="broke off after 3999 of 4000 bytes"):
+        read(connect, stub, index, retries=0)
 
 
 def test_a_body_goes_on_where_it_broke_off(connect: Connect) -> None:
@@ -360,3 +416,12 @@ def test_a_password_in_the_url_is_sent_and_not_shown(connect: Connect) -> None:
             tap.models()
         assert "secret" not in f"{raised.value} {raised.value.url}"
         assert tap._base.password == "secret"
+
+
+def test_a_bar_goes_to_standard_error_and_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich", reason="the extra cli is not installed")
+    with progress_of(True, "[bold]w\x1b]0;title\x07\udcff", 1000) as on_bytes:
+        on_bytes(1000)
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert r"[bold]w\x1b]0;title\x07\udcff" in errors

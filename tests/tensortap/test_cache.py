@@ -1,5 +1,6 @@
 """What was moved is not moved again: in memory, and on a disk that several processes share."""
 
+import gc
 import json
 import os
 import pickle
@@ -8,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,3 +328,81 @@ def test_a_disk_cache_without_diskcache_says_what_to_install(connect: Connect, m
     monkeypatch.delitem(sys.modules, "tensortap._disk", raising=False)
     with pytest.raises(ImportError, match=r"tensortap\[disk\]"):
         connect("http://localhost:1", disk_cache="x")
+
+
+COLLECTED = """
+import faulthandler, gc, queue, sys, threading, time
+faulthandler.dump_traceback_later(20, exit=True)
+gc.disable()
+from concurrent.futures import ThreadPoolExecutor, thread
+from tensortap import Client
+tap = Client(sys.argv[1], disk_cache=sys.argv[2])
+model = tap["tests"]
+model.metadata["general.name"], model["matrix"][:2]
+model.cycle = model
+del tap, model
+begin = thread._WorkItem.__init__
+
+def collecting(self, *arguments):
+    gc.collect()  # inside of submit, which holds the lock that all executors share
+    begin(self, *arguments)
+
+thread._WorkItem.__init__ = collecting
+assert any(one.name == "tensortap-disk" for one in threading.enumerate())
+print(ThreadPoolExecutor(1).submit(int, "3").result())
+while any(one.name == "tensortap-disk" for one in threading.enumerate()):
+    time.sleep(0.01)
+print("closed")
+"""
+
+
+def test_a_client_that_is_collected_waits_for_no_lock(server: Server, tmp_path: Path) -> None:
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            COLLECTED,
+            server.url,
+            str(tmp_path / "kept"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (child.stdout, child.stderr) == ("3\nclosed\n", "")
+
+
+def test_what_nobody_refers_to_any_more_is_gone_at_once(server: Server) -> None:
+    """So no collector is needed: a model with its metadata is no cycle."""
+    tap = Client(server.url)
+    model = tap["tests"]
+    assert model.metadata["general.name"] == "of the tests"
+    gone = weakref.ref(model)
+    tap.close()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_long_pass_pushes_nothing_out(counted: Proxy, connect: Connect, tmp_path: Path) -> None:
+    hot, long = "matrix.q4_0", VALUES["matrix.q4_k"]
+    with connect(counted.url, decode="server", cache_bytes=long.nbytes) as tap:
+        model = tap["tests"]
+        first = model[hot][:2]
+        memory = getattr(tap, "_client", tap)._cache.memory
+        kept = memory.nbytes
+        assert kept
+        tensor = model["matrix.q4_k"]
+        assert np.array_equal(np.concatenate(list(tensor.iter_rows(1))), long)
+        tensor.save(tmp_path / "w.npy")
+        if connect is Client:
+            assert np.array_equal(np.stack(list(tensor)), long)
+        assert memory.nbytes == kept
+        before = data_requests(counted)
+        assert np.array_equal(model[hot][:2], first)
+        assert data_requests(counted) == before

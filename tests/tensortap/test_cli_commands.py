@@ -1,6 +1,7 @@
 """The commands against a real server: what they print, write and exit with."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,60 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         assert "No such file" in run(*words, "-o", missing, code=9).stderr
 
 
+def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
+    for words in (["get", "demo", "output_norm.weight"], ["pull", "demo"]):
+        for options in ([], ["--force"]):
+            told = run(*words, "-o", tmp_path, *options, code=9).stderr
+            assert "Is a directory" in told
+            assert "--force" not in told
+        for name in ("", ".", f"{tmp_path}/", f"{tmp_path}/new/", f"{tmp_path}/new/.", ".."):
+            assert "names no file" in run(*words, f"--output={name}", code=2).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_written_to_and_never_replaced(tap: Client, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = ["get", "demo", "output_norm.weight", "--format=raw", "-o", str(pipe)]
+    run(*words, code=2)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        run(*words, "--force")
+        assert reader.read() == tap["demo"]["output_norm.weight"].read().tobytes()
+    for options in ([], ["--force"]):
+        told = run("pull", "demo", "-o", pipe, *options, code=9).stderr
+        assert "no regular file" in told
+        assert "--force" not in told
+    assert [(path.name, path.is_fifo()) for path in tmp_path.iterdir()] == [("pipe", True)]
+
+
+def test_a_part_of_somebody_elses_goes_only_by_force(tmp_path: Path) -> None:
+    part = tmp_path / "x.part"
+    part.write_text("mine")
+    assert "no pull has made it" in run("pull", "demo", "-o", tmp_path / "x", code=9).stderr
+    assert part.read_text() == "mine"
+    run("pull", "demo", "-o", tmp_path / "x", "--force")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_defect_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("odd \x1b[31m")
+
+    monkeypatch.setattr(Client, "__getitem__", broken)
+    result = CliRunner().invoke(tensortap, ["diff", "demo", "demo"])
+    assert (result.exit_code, result.stdout) == (70, "")
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.endswith("tensortap: a defect of this command: ValueError: odd \\x1b[31m\n")
+    assert "\x1b" not in result.stderr
+
+
+def test_a_host_in_the_place_of_a_model_is_asked_about() -> None:
+    for word in ("localhost:8000", "127.0.0.1:80", "[::1]:8000"):
+        assert f"Did you mean http://{word}?" in run("info", word, code=3).stderr
+    assert "Did you mean" not in run("info", "nothing", code=3).stderr
+    assert "Did you mean" not in run("info", "demo", "localhost:8000", code=3).stderr
+
+
 def test_a_model_is_pulled(tap: Client, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     result = document("pull", "demo", "-o", target, "--name=formats.*", "--exclude=*q4*", "--dtype=float16")
@@ -389,6 +444,7 @@ def test_the_url_may_be_given_or_be_in_the_environment(served: Server) -> None:
         (["ls", "broken"], 7),
         (["info", "demo", "nothing"], 3),
         (["get", "demo", "nothing", "-o", "-"], 3),
+        (["diff", "demo", "folder/other", "--name", "typo*"], 3),
         (["ls", "--api-key", "wrong"], 4),
         (["ls", "folder/other", "--api-key", "guest"], 3),
         (["ls", "http://127.0.0.1:1", "--retries=0"], 5),

@@ -171,5 +171,5 @@ def test_bash_takes_the_completion(served: Server, tmp_path: Path) -> None:
 def test_without_click_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['click'] = None; from tensortap.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert result.stderr == "tensortap: the command line needs click: pip install 'tensortap[cli]'\n"

@@ -344,6 +344,11 @@ def test_safe_open_is_that_of_safetensors(server: Server) -> None:
         with pytest.raises(KeyError):
             file.get_tensor("other")
     assert client._runner is None
+    for framework in ("np", "numpy"):
+        with tensortap.safe_open(server.url, "tests", framework) as file:
+            assert "matrix" in file.keys()  # noqa: SIM118
+    with pytest.raises(ValueError, match="'np' or 'numpy', not 'pt'"), tensortap.safe_open(server.url, "tests", "pt"):
+        pass
     with pytest.raises(NotFound), tensortap.safe_open(server.url, "other"):
         pass
 

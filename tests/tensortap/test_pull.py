@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,11 +277,90 @@ def test_a_part_of_another_length_is_not_trusted(tap: Client, served: Server, tm
 
 
 def test_two_pulls_to_one_path_do_not_meet(tap: Client, tmp_path: Path) -> None:
-    other = PartialFile.open(tmp_path / "out", '"etag"', 100)
+    other = PartialFile(tmp_path / "out", '"etag"', 100).open()
     with pytest.raises(BlockingIOError, match="another process"):
         tap.pull("demo", tmp_path / "out")
     other.close()
     tap.pull("demo", tmp_path / "out")
+
+
+def test_a_pull_that_ends_another_does_not_touch_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out"
+    first = PartialFile(target, "a", 100).open()
+    first.write(0, b"A" * 100)
+    replace, met = os.replace, []
+
+    def meeting(source: Path, to: Path) -> None:
+        if to == target:
+            with pytest.raises(BlockingIOError):
+                PartialFile(target, "b", 500).open()
+            met.append(to)
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", meeting)
+    first.finish()
+    assert met == [target]
+    second = PartialFile(target, "b", 500).open()
+    second.write(0, b"B" * 250)
+    second.close()
+    assert target.read_bytes() == b"A" * 100
+
+
+def test_a_file_without_a_state_is_not_touched(tap: Client, served: Server, tmp_path: Path) -> None:
+    part = tmp_path / "out.part"
+    part.write_text("mine")
+    with pytest.raises(FileExistsError, match="no pull has made it"):
+        tap.pull("demo", tmp_path / "out")
+    assert part.read_text() == "mine"
+    assert leftovers(tmp_path) == {"out.part"}
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(FileExistsError, match="no pull has made it"):
+        tap.pull("demo", tmp_path / "out")
+    assert part.is_fifo()
+    part.unlink()
+    part.touch()  # as a pull leaves it that is killed before it has said of which body it is
+    tap.pull("demo", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == body(served, "demo")
+
+
+def test_a_folder_is_known_before_anything_is_moved(tap: Client, tmp_path: Path) -> None:
+    model = tap["demo"]
+    tap.close()
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        model.pull(tmp_path)
+    assert leftovers(tmp_path) == set()
+
+
+def test_a_cancelled_pull_leaves_its_file_to_the_next(
+    served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, cancelled = threading.Event(), threading.Event()
+    resume = PartialFile._resume
+
+    def waiting(partial: PartialFile) -> None:
+        opened.set()
+        assert cancelled.wait(30)
+        resume(partial)
+
+    async def pull() -> Pulled:
+        async with AsyncClient(served.url) as tap:
+            model = await tap["demo"]
+            with monkeypatch.context() as patched:
+                patched.setattr(PartialFile, "_resume", waiting)
+                task = asyncio.create_task(model.pull(tmp_path / "out"))
+                await asyncio.to_thread(opened.wait, 30)
+                task.cancel()
+                await asyncio.sleep(0)  # the task has heard of it
+                cancelled.set()
+                with pytest.raises(asyncio.CancelledError) as kept:  # with the frames that it came through
+                    await task
+            result = await model.pull(tmp_path / "out")
+            assert kept.value.__traceback__ is not None
+            return result
+
+    result = asyncio.run(pull())
+    assert (tmp_path / "out").stat().st_size == result.n_bytes
 
 
 def test_a_disk_without_room_is_known_before(tap: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +535,7 @@ def test_what_is_missing_is_what_was_not_written(
     target = tmp_path_factory.mktemp("partial") / "file"
     there = np.zeros(100, np.bool_)
     for again in range(2):
-        partial = PartialFile.open(target, "etag", 100)
+        partial = PartialFile(target, "etag", 100).open()
         for first, size in written if not again else []:
             stop = min(100, first + size)
             partial.write(first, bytes([first]) * (stop - first))

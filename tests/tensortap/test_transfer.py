@@ -301,3 +301,77 @@ def test_the_record_of_the_proxy_is_true(big: tuple[Server, str]) -> None:
         assert proxy.passed == len(answers[0]) + 17
         assert proxy.headers("X-Mark") == ["here", "here"]
         assert proxy.ended == 1
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_many_small_reads_at_once_open_few_connections(big: tuple[Server, str], how: str) -> None:
+    most, n = 3, 150
+    with Proxy(big[0].port, lambda _: Fault(delay=0.001)) as proxy:
+        if how == "async":
+
+            async def scenario() -> list[Any]:
+                async with AsyncClient(proxy.url, max_connections=most, cache_bytes=0) as tap:
+                    tensor = (await tap["small"])["w"]
+                    rows = await asyncio.gather(*(tensor[row] for row in range(n)))
+                    assert not tap._reader._idle  # small reads take no large buffers
+                    return list(rows)
+
+            rows = asyncio.run(scenario())
+        else:
+            with Client(proxy.url, max_connections=most, cache_bytes=0) as tap, ThreadPoolExecutor(n) as pool:
+                tensor = tap["small"]["w"]
+                rows = list(pool.map(lambda row: tensor[row], range(n)))
+        assert np.array_equal(np.stack(rows), WEIGHTS[:n])
+        assert proxy.connections <= most
+
+
+def test_many_large_reads_at_once_neither_wait_for_ever_nor_keep_many_buffers(big: tuple[Server, str]) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(big[0].url, max_connections=2, cache_bytes=0, part_bytes=1 << 21) as tap:
+            tensor = (await tap["small"])["w"]
+            for whole in await asyncio.gather(*(tensor.read(decode="client") for _ in range(12))):
+                assert np.array_equal(whole, WEIGHTS)
+            reader = tap._reader
+        assert not reader._idle
+
+    asyncio.run(scenario())
+    with Client(big[0].url, max_connections=2, cache_bytes=0, part_bytes=1 << 21) as tap, ThreadPoolExecutor(8) as pool:
+        small = tap["small"]["w"]
+        for whole in pool.map(lambda _: small.read(decode="server")[::2], range(16)):
+            assert np.array_equal(whole, WEIGHTS[::2])
+        for columns in pool.map(lambda _: small.read((..., [0, 1023]), decode="server"), range(16)):
+            assert np.array_equal(columns, WEIGHTS[:, [0, 1023]])
+        assert len(tap._reader._idle) in (1, 2)
+        reader = tap._reader
+    assert not reader._idle
+
+
+def test_what_is_stalled_of_a_read_that_ended_is_not_in_the_way_of_the_next(big: tuple[Server, str]) -> None:
+    with (
+        Proxy(big[0].port, lambda number: Fault(100_000, "stall") if number in (1, 2) else None) as proxy,
+        Client(proxy.url, timeout=None, part_bytes=1 << 18, max_connections=3, cache_bytes=0) as tap,
+    ):
+        tensor = tap["big"]["w"]
+
+        def told(done: int, _: int) -> None:
+            if proxy.stalled.is_set() and done > 4 << 20:
+                raise RuntimeError("from the caller's own function")
+
+        with pytest.raises(RuntimeError, match="caller's own"):
+            tensor.read(progress=told)
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(lambda n: tensor[n : n + 200].shape == (200, BIG_COLUMNS), range(6)))
+
+
+def test_close_ends_what_waits_for_its_turn(big: tuple[Server, str]) -> None:
+    with Proxy(big[0].port, lambda number: Fault(1500, "stall") if number else None) as proxy:
+        tap = Client(proxy.url, timeout=None, max_connections=1, retries=0)
+        tensor = tap["small"]["w"]
+        tap.close()
+        with ThreadPoolExecutor(4) as pool:
+            reading = [pool.submit(tensor.read) for _ in range(4)]
+            assert proxy.stalled.wait(10)
+            tap.close()
+            for one in reading:
+                with pytest.raises(ConnectionFailed):
+                    one.result(20)
