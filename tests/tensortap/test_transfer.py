@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -65,6 +65,22 @@ def test_200_mb_survive_20_cuts(big: tuple[Server, str]) -> None:
         # Only what a reset took away from under way is moved again: what lies in the buffers of a socket.
         assert proxy.passed < weights.nbytes + cuts // 2 * (16 << 20)
     assert not threads()
+
+
+def test_a_pull_of_200_mb_survives_20_cuts(big: tuple[Server, str], tmp_path: Path) -> None:
+    server, sha = big
+    cuts = 20
+
+    def plan(number: int) -> Fault:
+        how: Literal["cut", "reset"] = "cut" if number % 2 else "reset"
+        return Fault(4_000_001 + 100_003 * number, how, delay=0.001) if number < cuts else Fault(delay=0.001)
+
+    with Proxy(server.port, plan) as proxy, Client(proxy.url) as tap:
+        pulled = tap.pull("big", tmp_path / "big.safetensors")
+        assert proxy.ended == cuts
+    with (tmp_path / "big.safetensors").open("rb") as file:
+        file.seek(pulled.n_bytes - BIG_ROWS * BIG_COLUMNS * 4)
+        assert hashlib.sha256(file.read()).hexdigest() == sha
 
 
 @pytest.mark.parametrize("how", ["cut", "reset"])
