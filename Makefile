@@ -13,7 +13,8 @@ serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
 	$(RUN) -m app serve --root models
 
 test: $(VENV)/test check  ## set up, and run everything: linter, types, tests
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest tests/faults
+	$(RUN) -m pytest -n auto --dist loadfile --ignore tests/faults
 
 check: $(VENV)/test  ## linter, formatter and types only
 	$(RUN) -m ruff check .

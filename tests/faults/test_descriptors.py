@@ -5,6 +5,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,13 +47,22 @@ class Kept:
         self._connection.close()
 
 
+def at_rest(server: FaultyServer) -> int:
+    """How many descriptors the server keeps: a look at the volume may have one more for a moment."""
+    counts = []
+    for _ in range(25):
+        counts.append(server.open_files())
+        time.sleep(0.02)
+    return min(counts)
+
+
 def test_without_descriptors_what_is_open_is_served_and_the_rest_is_refused(server: FaultyServer) -> None:
     with steady(server):
         kept = Kept(server.port)
         assert kept.get("/v1/models/m/-/data/w").body == values(0)
         lines = len(server.log)
         waiting = []
-        with server.limited(resource.RLIMIT_NOFILE, server.open_files()):
+        with server.limited(resource.RLIMIT_NOFILE, at_rest(server)):
             computed = server.cpu_seconds()
             # Nobody can be let in.
             waiting += [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(40)]

@@ -77,7 +77,7 @@ def played(
 
 
 def test_readers_that_stall_are_cut_or_refused_and_others_are_served(loaded: Loaded, folder: Path) -> None:
-    seen = played(loaded, folder, Act([_STALLED], _CLIENTS), "503")
+    seen = played(loaded, folder, Act([_STALLED], _CLIENTS, 3.0), "503")
     # 64 streams run, 32 wait for them, and come in when those are cut or are refused.
     ends = seen.attackers["stalled"]
     assert ends.total() == 100
@@ -88,7 +88,7 @@ def test_readers_that_stall_are_cut_or_refused_and_others_are_served(loaded: Loa
 
 
 def test_senders_that_never_end_their_request_are_cut(loaded: Loaded, folder: Path) -> None:
-    seen = played(loaded, folder, Act([_HALF_OPEN], _CLIENTS))
+    seen = played(loaded, folder, Act([_HALF_OPEN], _CLIENTS, 3.0))
     assert seen.attackers["half-open"] == {"cut": 100}
     # Those that had sent a head were requests, to which nothing was answered.
     posted = [line for line in loaded.log if "method=POST" in line and "client left" in line]
@@ -97,7 +97,7 @@ def test_senders_that_never_end_their_request_are_cut(loaded: Loaded, folder: Pa
 
 
 def test_connections_that_are_dropped_in_mid_stream_leave_nothing(loaded: Loaded, folder: Path) -> None:
-    seen = played(loaded, folder, Act([_DROPPED], _CLIENTS))
+    seen = played(loaded, folder, Act([_DROPPED], _CLIENTS, 3.0))
     ends = seen.attackers["dropped"]
     assert ends["left"] + ends["left by reset"] == 200
     assert min(ends["left"], ends["left by reset"]) > 50
