@@ -36,7 +36,7 @@ bench: $(VENV)/bench $(REAL)  ## as root on Debian: install nginx and wrk, measu
 	apt-get update -q && apt-get install -yq --no-install-recommends nginx-light wrk
 	$(RUN) -m bench
 
-audit: $(VENV)/audit  ## look for published advisories about what is installed; needs PyPI's own index
+audit: $(VENV)/audit  ## look for published advisories about what is installed; an index without any has each package named
 	$(RUN) -m pip_audit --skip-editable --progress-spinner off
 
 fuzz: $(VENV)/fuzz  ## look for inputs that break something, FUZZ_SECONDS in all; fuzz/README.md says more
