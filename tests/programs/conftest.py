@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -55,7 +56,7 @@ def server(blocks: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def program(name: str) -> str:
     """The path of a program that must be there: these tests are run where it is."""
-    path = shutil.which(name)
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert path is not None, f"{name} is not installed: make programs installs it"
     return path
 
