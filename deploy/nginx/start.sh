@@ -1,0 +1,25 @@
+#!/bin/sh
+# Start nginx in front of REPLICAS replicas, which the container engine's names lead to: NAME-1 to NAME-N, port 8000.
+set -eu
+here=$(dirname "$0")
+mkdir -p /run/nginx
+version=$(nginx -v 2>&1 | sed 's#.*nginx/\([0-9.]*\).*#\1#')
+# From 1.27.3 on, nginx asks again where a name leads, and starts before the replicas. An older one knows the addresses
+# of its start: restart it when containers were made anew.
+resolve=
+if [ "$(printf '%s\n1.27.3\n' "$version" | sort -V | head -n 1)" = 1.27.3 ]; then
+    resolve=' resolve'
+    echo 'resolver 127.0.0.11 valid=5s;'  # Docker's
+fi >/run/nginx/replicas.conf
+awk -v count="${REPLICAS:-3}" -v name="${REPLICA_NAME:-tensortap-tensortap}" -v resolve="$resolve" '
+    /^ *server 127\.0\.0\.1:8001 / {
+        for (number = 1; number <= count; number++) {
+            line = $0
+            sub(/127\.0\.0\.1:8001/, name "-" number ":8000", line)
+            sub(/;$/, resolve ";", line)
+            print line
+        }
+    }
+    !/^ *server 127\.0\.0\.1:/
+' "$here/replicas.conf" >>/run/nginx/replicas.conf
+exec nginx -c "$here/nginx.conf" -g 'daemon off;'
