@@ -1,8 +1,11 @@
 """``python -m app``: serve a volume, check files, or print the settings."""
 
+import os
 import sys
 
 if __name__ == "__main__":
+    # numpy's linear algebra, which nothing here uses, starts a thread for each core of the host when it is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from app.cli import main
     except ModuleNotFoundError as error:

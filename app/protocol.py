@@ -20,6 +20,7 @@ from app.wire import WIRE, Wire
 __all__ = ["PatientProtocol"]
 
 _LOOKS = 4  # within the time that a client may stall
+_LEAVE_SECONDS = 0.02  # between looks at what a client has yet to take, once the service stops
 _MOST_HEADER_BYTES = 64 << 10
 # What is read at once, 256 KiB, may be 14,000 requests of 5 KB each in memory, or 50,000 headers of 130 bytes.
 _MOST_AHEAD = 16
@@ -52,6 +53,7 @@ class PatientProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _in_head = False
     _is_last = False
+    _is_stopping = False
     _came_on = False
     _kept_bytes = 0
     _cycles: list[RequestResponseCycle]
@@ -153,6 +155,22 @@ class PatientProtocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             super().send_400_response(msg)
 
+    def shutdown(self) -> None:
+        """The service stops: the connection ends when the answer under way has arrived."""
+        self._is_stopping = True
+        if not self._is_answering():
+            self._leave()
+        elif not self.cycle.response_started:  # a head that is yet to be sent can say so
+            super().shutdown()
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next request that was sent ahead has its turn, unless the service stops."""
+        if self._is_stopping:
+            self.server_state.total_requests += 1
+            self._leave()
+        else:
+            super().on_response_complete()
+
     def resume_writing(self) -> None:
         """The transport has room again: the client has taken some bytes."""
         self._unread = 0
@@ -216,6 +234,19 @@ class PatientProtocol(HttpToolsProtocol):
             self._abort()
             return
         self._stall_timer = self.loop.call_later(patience / _LOOKS, self._watch_stall)
+
+    def _leave(self) -> None:
+        """Take no more requests, and close when the client's side has acknowledged everything.
+
+        A container's network ends with its last process, and with it what the system has yet to send of an answer.
+        """
+        self._is_last = True
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size() or _unacknowledged(self.transport):
+            self.loop.call_later(_LEAVE_SECONDS, self._leave)
+        else:
+            self.transport.close()
 
     def _abort(self) -> None:
         # Not close: that would wait for the client to take what is left, also where it is closing already.

@@ -1,6 +1,5 @@
 """Every setting of the service, as one model: environment variables ``TENSORTAP_*`` and flags of ``serve``."""
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,16 +7,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.memory import default_cache_bytes
+from app.machine import default_cache_bytes, default_decode_threads
 
 __all__ = ["ENV_PREFIX", "Settings", "listed"]
 
 ENV_PREFIX = "TENSORTAP_"
-
-
-def _default_threads() -> int:
-    # One more than the cores: a thread that waits for the volume leaves its core to another.
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -56,9 +50,10 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=256,
-            description="Threads of each worker that read, decode and send windows. Default: cores + 1.",
+            description="Threads of each worker that read, decode and send windows. Default: the cores that the "
+            "container may use, rounded up, and 1.",
         ),
-    ] = _default_threads()
+    ] = default_decode_threads()
     read_ahead: Annotated[
         int, Field(ge=1, le=16, description="Windows that a stream has decoded ahead of its socket.")
     ] = 3

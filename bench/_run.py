@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bench import beside, cache, client, decoders, gather, load, memory, requests, scale, serve
+from bench import beside, cache, client, decoders, fleet, gather, load, memory, requests, scale, serve
 from bench import open as opening
 from bench._table import Machine, Table, write_table
 from bench._targets import write_targets
@@ -35,6 +35,7 @@ BENCHMARKS = {
     "beside": Benchmark(beside.run),
     "load": Benchmark(load.run),
     "client": Benchmark(client.run),
+    "fleet": Benchmark(fleet.run, ("nginx", "wrk")),
 }
 
 
@@ -44,7 +45,7 @@ BENCHMARKS = {
 @click.option("--quick", is_flag=True, help="Less of everything: to see that it works, not for figures to keep.")
 def main(names: tuple[str, ...], out: Path, quick: bool) -> None:
     """Run the benchmarks called NAME, or all: decoders serve requests open cache scale memory gather
-    beside load client.
+    beside load client fleet.
 
     Each table is printed, and written as NAME.json, NAME.md and NAME.png; targets.md sums all of the folder up.
     """

@@ -174,6 +174,16 @@ class Fleet:
         """A connection to nginx."""
         return socket.create_connection(self._at, timeout=60)
 
+    @property
+    def port(self) -> int:
+        """nginx's port."""
+        return self._at[1]
+
+    def proxies(self) -> list[int]:
+        """The processes of nginx."""
+        master = int((self._folder / "pid").read_text())
+        return [master, *map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split())]
+
     def errors(self) -> list[str]:
         """What nginx has logged of errors."""
         return (self._folder / "error.log").read_text().splitlines()

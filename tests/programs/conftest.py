@@ -109,7 +109,7 @@ def _free_port() -> int:
 
 def _documented() -> str:
     """The configuration that the documentation gives."""
-    (block,) = re.findall(r"((?:^    .*\n)+)", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    block, _ = re.findall(r"```nginx\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert isinstance(block, str)
     return block
 
