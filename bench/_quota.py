@@ -9,7 +9,7 @@ from typing import Self
 __all__ = ["Quota"]
 
 _V2, _V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")
-_PERIOD_US = 20_000  # short, so that a throttled process lets nobody wait for long
+_PERIOD_US = 100_000  # the usual one of container engines
 
 
 class Quota:

@@ -50,7 +50,17 @@ def load_each(port: int, path: str, connections: int, seconds: int, *, seed: int
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(_SCRIPT.format(path=path, seed=seed))
         script.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script.name, f"http://127.0.0.1:{port}"]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{connections}",
+            f"-d{seconds}s",
+            "--timeout",
+            "30s",
+            "-s",
+            script.name,
+            f"http://127.0.0.1:{port}",
+        ]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     line = next(line for line in output.splitlines() if line.startswith("FIGURES"))
     count, duration, p50, p99, errors, n_bytes = map(float, line.split()[1:])

@@ -73,14 +73,14 @@ def nginx_configuration(folder: Path, listen: str, replicas: Sequence[str]) -> P
     for number in range(3):
         line = re.compile(rf"^( +server )127\.0\.0\.1:{8001 + number}( .*\n)", re.MULTILINE)
         upstreams = line.sub(rf"\g<1>{replicas[number]}\g<2>" if number < len(replicas) else "", upstreams)
-    temporary = "".join(f"{kind}_temp_path {folder}/{kind}; " for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
     path = folder / "nginx.conf"
     (folder / "cache").mkdir(exist_ok=True)
-    path.write_text(
-        f"daemon off; user root; worker_processes 2; pid {folder}/pid; error_log {folder}/error.log;\n"
-        "events { worker_connections 4096; }\n"
-        f"http {{ access_log off; client_body_temp_path {folder}/body; {temporary}\n{text}\n{upstreams}\n}}\n"
-    )
+    main = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
+    main = re.sub(r"^ +include .*\n", "", main, flags=re.MULTILINE).rstrip().removesuffix("}")
+    for there in ("/tmp/", "/run/nginx/"):
+        main = main.replace(f" {there}", f" {folder}/")
+    main = main.replace("/dev/stderr warn", f"{folder}/error.log")
+    path.write_text(f"daemon off; user root; {main}\n{text}\n{upstreams}\n}}\n")
     return path
 
 
@@ -186,11 +186,16 @@ class Fleet:
 
     def errors(self) -> list[str]:
         """What nginx has logged of errors."""
-        return (self._folder / "error.log").read_text().splitlines()
+        path = self._folder / "error.log"
+        return path.read_text().splitlines() if path.exists() else []
 
     def count(self, name: str, labels: Mapping[str, str] | None = None) -> list[float]:
         """A metric of each replica."""
         return [replica.count(name, labels) for replica in self.replicas]
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(self._at) == 0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -204,10 +209,9 @@ class Fleet:
             stack.callback(process.wait, 10)
             stack.callback(process.terminate)
             until = time.monotonic() + _READY_SECONDS
-            while time.monotonic() < until:
-                with socket.socket() as probe:
-                    if probe.connect_ex(self._at) == 0:
-                        break
+            while not self._listens():
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError("nginx did not start:\n" + "\n".join(self.errors()))
                 time.sleep(0.05)
             self._stack = stack.pop_all()
         return self
