@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start nginx in front of REPLICAS replicas, which the container engine's names lead to: NAME-1 to NAME-N, port 8000.
+# Start nginx in front of REPLICAS: names and ports, separated by blanks. Each name leads to one replica.
 set -eu
 here=$(dirname "$0")
 mkdir -p /run/nginx
@@ -11,11 +11,12 @@ if [ "$(printf '%s\n1.27.3\n' "$version" | sort -V | head -n 1)" = 1.27.3 ]; the
     resolve=' resolve'
     echo 'resolver 127.0.0.11 valid=5s;'  # Docker's
 fi >/run/nginx/replicas.conf
-awk -v count="${REPLICAS:-3}" -v name="${REPLICA_NAME:-tensortap-tensortap}" -v resolve="$resolve" '
+awk -v replicas="$REPLICAS" -v resolve="$resolve" '
     /^ *server 127\.0\.0\.1:8001 / {
+        count = split(replicas, names, " ")
         for (number = 1; number <= count; number++) {
             line = $0
-            sub(/127\.0\.0\.1:8001/, name "-" number ":8000", line)
+            sub(/127\.0\.0\.1:8001/, names[number], line)
             sub(/;$/, resolve ";", line)
             print line
         }

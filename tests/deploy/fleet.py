@@ -77,8 +77,7 @@ def nginx_configuration(folder: Path, listen: str, replicas: Sequence[str]) -> P
     (folder / "cache").mkdir(exist_ok=True)
     main = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
     main = re.sub(r"^ +include .*\n", "", main, flags=re.MULTILINE).rstrip().removesuffix("}")
-    for there in ("/tmp/", "/run/nginx/"):
-        main = main.replace(f" {there}", f" {folder}/")
+    main = main.replace("/run/nginx", str(folder))
     main = main.replace("/dev/stderr warn", f"{folder}/error.log")
     path.write_text(f"daemon off; user root; {main}\n{text}\n{upstreams}\n}}\n")
     return path
@@ -154,11 +153,9 @@ class Fleet:
     ) -> None:
         self._stack = ExitStack()
         self._folder = folder
-        address = network.address(len(roots)) if network else "127.0.0.1"
-        port = free_port()
-        self._at = address, port
-        self._command = network.command(len(roots)) if network else []
-        self.url = f"http://{address}:{port}"
+        self._network = network
+        self._at = (network.address(len(roots)), 80) if network else ("127.0.0.1", free_port())
+        self.url = "http://{}:{}".format(*self._at)
         self.replicas = [
             Replica(
                 network.address(number) if network else "127.0.0.1",
@@ -193,6 +190,25 @@ class Fleet:
         """A metric of each replica."""
         return [replica.count(name, labels) for replica in self.replicas]
 
+    def _start_nginx(self) -> subprocess.Popen[bytes]:
+        """With what deploy/nginx has for a container, as it is, on a host of its own; else with other paths and ports."""
+        replicas = [replica.authority for replica in self.replicas]
+        if self._network is None:
+            path = nginx_configuration(self._folder, ":".join(map(str, self._at)), replicas)
+            return subprocess.Popen([program("nginx"), "-c", path], stderr=subprocess.DEVNULL)
+        folders = "mount -t tmpfs none /run && mount -t tmpfs none /var/cache && mkdir /var/cache/nginx"
+        command = [
+            *self._network.command(len(replicas)),
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'{folders} && exec sh "$0"',
+        ]
+        with (self._folder / "error.log").open("wb") as log:
+            environment = {**os.environ, "REPLICAS": " ".join(replicas)}
+            return subprocess.Popen([*command, DEPLOY / "nginx" / "start.sh"], stderr=log, env=environment)
+
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(self._at) == 0
@@ -202,10 +218,7 @@ class Fleet:
             for replica in self.replicas:
                 stack.callback(_end, replica)
                 replica.start()
-            path = nginx_configuration(
-                self._folder, ":".join(map(str, self._at)), [replica.authority for replica in self.replicas]
-            )
-            process = subprocess.Popen([*self._command, program("nginx"), "-c", path], stderr=subprocess.DEVNULL)
+            process = self._start_nginx()
             stack.callback(process.wait, 10)
             stack.callback(process.terminate)
             until = time.monotonic() + _READY_SECONDS
