@@ -2,7 +2,8 @@
 
 One worker keeps its figures in a registry of its own, so several applications in one process do not meet. Several
 workers share a folder of files, named by ``PROMETHEUS_MULTIPROC_DIR`` before they start, and any of them answers for
-all. Counts of a worker that died stay in the sums, which may only grow; what it held (streams, its cache) does not.
+all, but for what the system knows of a process (``process_*``), which only a lone worker tells. Counts of a worker that
+died stay in the sums, which may only grow; what it held (streams, its cache) does not.
 """
 
 import os
@@ -11,12 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.responses import Response
 
 from app.cache import CacheFigures, WindowCache
+from app.machine import allowed_memory
 from app.observe import RequestRecord
 from app.openapi import answers, reply, request_headers
 from app.schemas import Schema
@@ -105,6 +107,14 @@ class Metrics:
             multiprocess_mode="livesum",
             registry=registry,
         )
+        Gauge(
+            "tensortap_memory_limit_bytes",
+            "Bytes of memory that all workers may use together: of the machine, or of the container.",
+            multiprocess_mode="max",
+            registry=registry,
+        ).set(allowed_memory())
+        if self._folder is None:  # those of one worker would not be those of all
+            ProcessCollector(registry=registry)
         self._counts: dict[tuple[str, int | None, str | None], tuple[Counter, Histogram, Counter]] = {}
         self._told = CacheFigures(hits=0, misses=0, evictions=0, windows=0, bytes=0, budget=cache.budget)
         self._telling = threading.Lock()

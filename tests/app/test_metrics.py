@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from app.cache import WindowCache
 from app.cli import main
+from app.machine import allowed_memory
 from app.metrics import Metrics
 from app.observe import RequestRecord
 from decoders import GGMLType
@@ -85,6 +86,15 @@ def test_requests_are_counted_by_route_status_and_outcome(serve: Serve) -> None:
     assert 0 < (seen("request_seconds_sum", route=DATA, status="200") or 0) < 30
     assert seen("requests_total", route="/metrics", status="200", outcome="complete") is None
     assert scrape(face)("requests_total", route="/metrics", status="200", outcome="complete") == 1
+
+
+def test_a_lone_worker_tells_of_its_memory_and_descriptors(serve: Serve) -> None:
+    text = serve(builder.base(), metrics=True).get("/metrics").body.decode()
+    seen = {sample.name: sample.value for family in families(text) for sample in family.samples}
+    assert seen["tensortap_memory_limit_bytes"] == allowed_memory()
+    assert 1 << 20 < seen["process_resident_memory_bytes"] < allowed_memory()
+    assert seen["process_open_fds"] >= 1
+    assert seen["process_cpu_seconds_total"] > 0
 
 
 def test_windows_and_the_cache_are_counted(serve: Serve) -> None:

@@ -191,7 +191,7 @@ class Fleet:
         return [replica.count(name, labels) for replica in self.replicas]
 
     def _start_nginx(self) -> subprocess.Popen[bytes]:
-        """With what deploy/nginx has for a container, as it is, on a host of its own; else with other paths and ports."""
+        """On a host of its own as a container would, with deploy/nginx as it is; else with other paths and ports."""
         replicas = [replica.authority for replica in self.replicas]
         if self._network is None:
             path = nginx_configuration(self._folder, ":".join(map(str, self._at)), replicas)

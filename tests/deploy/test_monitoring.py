@@ -66,7 +66,7 @@ def told() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_only_metrics_and_labels_that_are_told_are_asked_for(expression: str, told: dict[str, set[str]]) -> None:
-    names = set(re.findall(r"\b(tensortap_\w+)", expression))
+    names = set(re.findall(r"\b((?:tensortap|process)_\w+)", expression))
     assert names or "up" in expression or "ALERTS" in expression or "scrape_" in expression
     names |= set(re.findall(r"\b([a-zA-Z_:][\w:]*)(?=[{\[])", expression))
     assert names <= set(told)
