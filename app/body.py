@@ -32,9 +32,9 @@ _LARGEST_PASSED = WINDOW_WEIGHTS * 4
 class WeightsResponse(Response):
     """An ASGI response that streams a content, and releases its snapshot when it is done, however it ends.
 
-    The first chunk is made before the status is sent, so what fails at once is still a problem document. A failure
-    after that ends the connection short of its Content-Length: the client can tell, and gets no bytes that are not
-    weights.
+    The first chunk is made before the status is sent, and all chunks of an answer of no more than a window: what fails
+    before that is still a problem document. A failure after it ends the connection short of its Content-Length: the
+    client can tell, and gets no bytes that are not weights.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class WeightsResponse(Response):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": b""})
             elif self._length is not None and self._length <= _LARGEST_PASSED:
-                await self._send(self._steps(), send, gone)
+                await self._pass(send, gone)
             else:
                 await self._enter(gone)
                 try:
@@ -134,8 +134,22 @@ class WeightsResponse(Response):
         self.raw_headers.append((b"content-length", str(length).encode()))
         return iter(kept) if length <= _KEPT_TEXT else self._steps()
 
-    async def _send(self, steps: Iterator[Step], send: Send, gone: "_Gone", scope: Scope | None = None) -> None:
-        """Send the steps: of a stream, whose scope is given, over the wire if the server has one for it."""
+    async def _pass(self, send: Send, gone: "_Gone") -> None:
+        """Send an answer of no more than a window, which is whole before it begins.
+
+        What fails is a problem document then, wherever it fails, and small answers leave the process in one piece: a
+        proxy can ask another replica for what this one is killed over.
+        """
+        chunks: list[Chunk] = []
+        for step in self._steps():
+            if chunks:
+                chunks[-1] = bytes(chunks[-1])  # a view would keep all of its window in memory
+            chunks.append(await self._made(step, gone))
+        await self._start(send)
+        await send({"type": "http.response.body", "body": chunks[0] if len(chunks) == 1 else b"".join(chunks)})
+
+    async def _send(self, steps: Iterator[Step], send: Send, gone: "_Gone", scope: Scope) -> None:
+        """Send the steps of a stream, over the wire if the server has one for it."""
         started = False
         try:
             for step in steps:
@@ -143,7 +157,7 @@ class WeightsResponse(Response):
                 if not started:
                     await self._start(send)
                     started = True
-                    if scope is not None and (extension := scope.get("extensions", {}).get(WIRE)) is not None:
+                    if (extension := scope.get("extensions", {}).get(WIRE)) is not None:
                         await send({"type": "http.response.body", "body": b"", "more_body": True})
                         if (wire := await extension["open"]()) is not None:
                             await self._stream(step, steps, wire, scope, gone)

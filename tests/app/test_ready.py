@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from app.content import content_length
+from app.errors import Unavailable
 from app.negotiation import negotiated_format
 from app.parameters import FormatName, WeightsQuery
 from app.ready import ready_body
@@ -121,3 +122,26 @@ def _holders(snapshot: Snapshot) -> int:
 
 def test_negotiation_needs_no_header() -> None:
     assert negotiated_format(None) == "raw"
+
+
+@pytest.mark.parametrize("rows", ["511:513", "0,600,1100"])
+def test_an_answer_of_no_more_than_a_window_is_whole_before_it_begins(
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    """Of several windows, too: where one fails, there is a problem document and no answer that breaks off."""
+    (tmp_path / "m.gguf").write_bytes((face.root / "m.gguf").read_bytes())
+    cold = Face(tmp_path)
+    read = Snapshot.read
+    try:
+        first = cold.get(f"{DATA}?rows=0")
+        assert first.status == 200
+
+        def fails(self: Snapshot, *_: object) -> None:
+            raise Unavailable("volume-error", "This window cannot be read.")
+
+        monkeypatch.setattr(Snapshot, "read", fails)
+        assert cold.problem(f"{DATA}?rows={rows}") == (503, "volume-error")
+        monkeypatch.setattr(Snapshot, "read", read)
+        assert cold.get(f"{DATA}?rows={rows}").body == face.get(f"{DATA}?rows={rows}").body
+    finally:
+        cold.close()
