@@ -11,6 +11,7 @@ import struct
 import termios
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -38,6 +39,49 @@ class _Unclear(Exception):
 @cache
 def _settings() -> Settings:
     return Settings()
+
+
+class _Joined:
+    """What an answer is written to: its head waits for the first bytes of its body, and they leave together.
+
+    That is a call of the system less. And a process that is killed has sent all of a small answer or nothing of it: a
+    proxy can ask another one then, which it cannot once it has passed a head on.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._begun = False
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send some bytes: first those of the head, unless they are an interim answer."""
+        if self._begun:
+            if not self._head:
+                self._transport.write(data)
+            elif data:
+                head, self._head = self._head, b""
+                self._transport.writelines((head, data))
+        elif bytes(data[:12]) == b"HTTP/1.1 100":
+            self._transport.write(data)
+        else:
+            self._begun, self._head = True, bytes(data)
+            self._loop.call_soon(self.flush)  # the body may take a while, or there may be none
+
+    def flush(self) -> None:
+        """Send the head, if it still waits."""
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """End the connection when everything is sent."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection ends."""
+        return self._transport.is_closing()
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -130,7 +174,8 @@ class PatientProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.scope is scope:  # its task has not begun
             self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
             self._cycles.append(self.cycle)
-            scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle)}}
+            self.cycle.transport = joined = _Joined(self.transport, self.loop)  # type: ignore[assignment]
+            scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle, joined)}}
             if is_for_another_protocol:
                 # The parser takes what follows in this segment for that protocol's, the body included, and what comes
                 # in the next one for a request. So nothing follows: the request is answered, and the connection ends.
@@ -165,6 +210,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request that was sent ahead has its turn, unless the service stops."""
+        for cycle in self._cycles:
+            cast(_Joined, cycle.transport).flush()  # its answer may have had no body
         if self._is_stopping:
             self.server_state.total_requests += 1
             self._leave()
@@ -176,12 +223,13 @@ class PatientProtocol(HttpToolsProtocol):
         self._unread = 0
         super().resume_writing()
 
-    async def _open_wire(self, cycle: RequestResponseCycle) -> Wire | None:
+    async def _open_wire(self, cycle: RequestResponseCycle, joined: _Joined) -> Wire | None:
         """The wire for the body of an answer, once nothing is left to send of what was written before.
 
         None where there can be none: the body goes the way of any other then.
         """
         transport = self.transport
+        joined.flush()
         if transport.is_closing():
             return None
         transport.set_write_buffer_limits(high=0)

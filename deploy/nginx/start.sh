@@ -2,7 +2,15 @@
 # Start nginx in front of REPLICAS: names and ports, separated by blanks. Each name leads to one replica.
 set -eu
 here=$(dirname "$0")
+replicas=${REPLICAS:-3}
+case $replicas in
+    0* | *[!0-9]* | ?????*)
+        echo "REPLICAS is '$replicas': it must be a number from 1 to 9999" >&2
+        exit 2
+        ;;
+esac
 mkdir -p /run/nginx
+rm -f /run/nginx/slices.sock  # of an nginx that was killed: the next one could not listen
 version=$(nginx -v 2>&1 | sed 's#.*nginx/\([0-9.]*\).*#\1#')
 # From 1.27.3 on, nginx asks again where a name leads, and starts before the replicas. An older one knows the addresses
 # of its start: restart it when containers were made anew.

@@ -1,13 +1,15 @@
 """Connections that make no progress are cut, and only those; there are only so many. On a real server."""
 
+import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from app.protocol import _Joined
 from decoders import GGMLType
 from tests.app.conftest import Wire, slug
 from tests.app.test_streaming import read_answer, write_sparse
@@ -362,3 +364,64 @@ def received_of(connection: socket.socket) -> bytes:
         return connection.recv(MIB)
     except ConnectionResetError:
         return b""
+
+
+class Recorder(asyncio.Transport):
+    """A transport that keeps what it is given, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes] = []
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.calls.append(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.calls.append(b"".join(list_of_data))
+
+    def close(self) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+def test_the_head_of_an_answer_leaves_with_the_first_bytes_of_its_body() -> None:
+    """In one call: of a small answer, a process that is killed has sent everything or nothing."""
+
+    async def answers() -> list[list[bytes]]:
+        loop, seen = asyncio.get_running_loop(), []
+        bodies: list[list[bytes]] = [[b"body"], [b"body", b"more"], [b"", b"body"], [b""], []]
+        for body in bodies:
+            transport = Recorder()
+            joined = _Joined(transport, loop)
+            for part in (b"HTTP/1.1 200 OK", *body):
+                joined.write(part)
+            joined.close()
+            seen.append(transport.calls)
+        transport = Recorder()
+        joined = _Joined(transport, loop)
+        joined.write(b"HTTP/1.1 100 Continue")
+        assert transport.calls == [b"HTTP/1.1 100 Continue"]
+        joined.write(b"HTTP/1.1 200 OK")
+        await asyncio.sleep(0.01)  # no body comes for a while
+        joined.write(b"body")
+        seen.append(transport.calls)
+        gone = Recorder()
+        joined = _Joined(gone, loop)
+        joined.write(b"HTTP/1.1 200 OK")
+        gone.closing = True
+        joined.flush()
+        seen.append(gone.calls)
+        return seen
+
+    head = b"HTTP/1.1 200 OK"
+    assert asyncio.run(answers()) == [
+        [head + b"body"],
+        [head + b"body", b"more"],
+        [head + b"body"],
+        [head],
+        [head],
+        [b"HTTP/1.1 100 Continue", head, b"body"],
+        [],
+    ]
