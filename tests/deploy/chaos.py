@@ -34,10 +34,11 @@ _TRIES = 20
 
 @dataclass
 class Counts:
-    """What clients met: requests by kind, failures with their reasons, how long it took, downloads that went on."""
+    """What clients met: requests by kind, failures with their reasons, answers that broke off, how long it took."""
 
     requests: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    cut: int = 0
     resumed: int = 0
     slow: int = 0
     slowest: float = 0.0
@@ -45,7 +46,7 @@ class Counts:
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.requests.items()))
         return (
-            f"{self.requests.total()} requests ({kinds}), {len(self.failures)} failed, "
+            f"{self.requests.total()} requests ({kinds}), {len(self.failures)} failed, {self.cut} cut off, "
             f"{self.slow} took more than a second, the slowest {self.slowest:.1f} s, {self.resumed} downloads resumed"
         )
 
@@ -141,6 +142,10 @@ def load(url: str) -> Iterator[Counts]:
             began = time.monotonic()
             try:
                 kind, wrong = client.ask()
+            except httpx.RemoteProtocolError:  # fewer bytes than the length that was promised
+                kind, wrong = "cut off", ""
+                with lock:
+                    counts.cut += 1
             except Exception as error:  # whatever a client meets is counted
                 kind, wrong = "broken", f"{type(client).__name__}: {error!r}"
             with lock:

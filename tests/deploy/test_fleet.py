@@ -64,7 +64,9 @@ def test_no_request_fails(
         scene(fleet, network, rounds)
         time.sleep(1)
     assert counts.failures == []
-    assert len(counts.requests) == 6, counts
+    # What has begun to arrive when a host falls silent nobody can ask for again but the client.
+    assert counts.cut == 0 or (scene in (chaos.hang, chaos.unplug, chaos.slow) and counts.cut < 5), counts
+    assert len(counts.requests) >= 6, counts
     assert counts.requests.total() > 200, counts
     # What waited at a replica that hung is few: it is left out after that.
     assert counts.slow < counts.requests.total() / 10, counts
