@@ -24,7 +24,7 @@ check: $(VENV)/test  ## linter, formatter and types only
 programs: $(VENV)/programs $(VENV)/bin/helm  ## as root on Debian: install download tools, proxies, a browser, Prometheus and helm, and test with them
 	apt-get update -q && apt-get install -yq --no-install-recommends \
 	    curl wget aria2 nginx-light haproxy chromium openssl prometheus iproute2 systemd util-linux
-	$(RUN) -m pytest -m programs
+	$(RUN) -m pytest -m programs -n 2 --dist loadfile
 
 cases: $(VENV)/test  ## as root on Debian: install nginx, run the tests of docs/cases.md (5 minutes) and print its table
 	apt-get update -q && apt-get install -yq --no-install-recommends curl nginx-light openssl

@@ -2,10 +2,9 @@
 # Start nginx in front of REPLICAS: names and ports, separated by blanks. Each name leads to one replica.
 set -eu
 here=$(dirname "$0")
-replicas=${REPLICAS:-3}
-case $replicas in
-    0* | *[!0-9]* | ?????*)
-        echo "REPLICAS is '$replicas': it must be a number from 1 to 9999" >&2
+case ${REPLICAS:=} in
+    '' | ' ' | *[!A-Za-z0-9.:_\ \[\]-]*)
+        echo "REPLICAS is '$REPLICAS': it must be like 'tensortap-1:8000 tensortap-2:8000'" >&2
         exit 2
         ;;
 esac

@@ -121,6 +121,10 @@ class Replica:
         assert self.process is not None
         return self.process.wait(30)
 
+    def log(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(encoding="utf-8")
+
     def count(self, name: str, labels: Mapping[str, str] | None = None) -> float:
         """The sum of the samples of one of its metrics that have these labels."""
         wanted = (labels or {}).items()
