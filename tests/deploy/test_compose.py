@@ -12,7 +12,12 @@ class _Loader(yaml.SafeLoader):
     """With the tags of compose files."""
 
 
-_Loader.add_constructor("!reset", lambda loader, node: loader.construct_sequence(node))  # type: ignore[no-untyped-call]
+def _reset(loader: _Loader, node: yaml.Node) -> list[object]:
+    assert isinstance(node, yaml.SequenceNode)
+    return list(loader.construct_sequence(node))
+
+
+_Loader.add_constructor("!reset", _reset)
 
 
 def _compose() -> dict[str, Any]:
