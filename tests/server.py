@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +13,17 @@ from typing import Self
 
 import httpx
 
-__all__ = ["Server"]
+__all__ = ["Server", "free_port"]
 
 _STARTED = re.compile(r"running on http://[^:]+:(\d+)")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Server:

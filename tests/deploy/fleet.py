@@ -22,6 +22,7 @@ from decoders import GGMLType
 from tests import builder
 from tests.deploy.network import Network
 from tests.programs.conftest import program
+from tests.server import free_port
 
 __all__ = ["MODEL", "N_TENSORS", "ROW", "ROWS", "Fleet", "Replica", "data", "model", "nginx_configuration", "weights"]
 
@@ -50,14 +51,6 @@ def weights(version: int = 0) -> list[np.ndarray[tuple[int, int], np.dtype[np.fl
 def data(tensor: int) -> str:
     """The path of a tensor's weights."""
     return f"/v1/models/{MODEL}/-/data/t{tensor:02}"
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def nginx_configuration(folder: Path, listen: str, replicas: Sequence[str]) -> Path:

@@ -29,7 +29,7 @@ from decoders import GGMLType
 from tests import builder
 from tests.app.test_streaming import MIB, ROW, ask, write_sparse
 from tests.programs.conftest import program
-from tests.server import Server
+from tests.server import Server, free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -153,12 +153,6 @@ def test_promtool_finds_no_fault(arguments: str) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Monitor:

@@ -23,7 +23,7 @@ from tests import builder
 from tests.app.test_metrics import DATA
 from tests.app.test_streaming import MIB, ROW, ask, take_zeros, write_sparse
 from tests.programs.conftest import program
-from tests.server import Server
+from tests.server import Server, free_port
 
 pytestmark = pytest.mark.programs
 
@@ -52,12 +52,6 @@ ODD_NAMES = (
 )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _replicas(volume: Path, count: int, stack: ExitStack) -> list[Server]:
     with ThreadPoolExecutor() as pool:
         started = [
@@ -72,7 +66,7 @@ class Proxy:
 
     def __init__(self, kind: str, folder: Path, replicas: list[Server]) -> None:
         self.kind = kind
-        self.port = _free_port()
+        self.port = free_port()
         self._log = folder / "log"
         ports = [replica.port for replica in replicas]
         command, environment = self._caddy(folder, ports) if kind == "caddy" else self._traefik(folder, ports)

@@ -22,7 +22,7 @@ import decoders
 from decoders import GGMLType
 from tests import builder
 from tests.app.test_streaming import write_sparse
-from tests.server import Server
+from tests.server import Server, free_port
 
 ROW, N_ROWS = 4096, 4096  # 64 MiB decoded
 DATA = "/v1/models/m/-/data/dense%2Fkernel:0"
@@ -100,13 +100,6 @@ class Proxy:
         return sum(file.stat().st_size for file in files if os.readlink(file).startswith(f"{self.folder}/proxy/"))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _documented() -> str:
     """The configuration that the documentation gives."""
     block, _ = re.findall(r"```nginx\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
@@ -123,7 +116,7 @@ def _certificate(folder: Path) -> ssl.SSLContext:
 
 
 def _nginx(stack: ExitStack, kind: str, folder: Path, server: Server) -> Proxy:
-    port = _free_port()
+    port = free_port()
     plain = "server { listen 80; location / { proxy_pass http://127.0.0.1:8000; } }"
     sites = plain if kind == "default" else _documented()
     trust = _certificate(folder) if kind == "tls" else None
