@@ -1,29 +1,38 @@
 """A real server for tests: ``python -m app serve`` in a process of its own, on a free port."""
 
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
 
-__all__ = ["Server", "free_port"]
+__all__ = ["Server", "free_port", "is_open"]
 
 _STARTED = re.compile(r"running on http://[^:]+:(\d+)")
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine that nobody listens on, and that the system gives to no client's connection."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Server:

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from app.settings import Settings
 from tests.app.conftest import Answer, Face, Serve, slug
 from tests.builder import base
 from tests.server import Server
+from tests.waiting import eventually
 
 ALL, SOME, NONE = "full-Key_1", "some.Key~2", "none+Key/3"
 LINES = f"# the team\n{ALL}\n\n  {SOME}  public/*\tdemo  \n{NONE} nothing\n"
@@ -454,10 +454,7 @@ def test_worker_processes_have_the_keys_and_no_log_does(tmp_path: Path, demo_roo
     file.touch(stat.S_IRUSR | stat.S_IWUSR)
     file.write_text("file-secret demo\n")
     with Server(demo_root, workers=2, api_keys="flag-secret", api_keys_file=file) as server:
-        deadline = time.monotonic() + 30
-        while sum("startup complete" in line for line in list(server.log)) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: sum("startup complete" in line for line in server.log) == 2)
         for key in ("flag-secret", "file-secret"):
             for headers in (bearer(key), {"X-API-Key": key}):
                 for _ in range(4):

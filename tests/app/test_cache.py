@@ -1,7 +1,6 @@
 """The window cache against a model of it, and among threads."""
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from app.cache import WindowCache
+from tests.waiting import eventually
 
 Key = tuple[str, int]
 keys = st.tuples(st.sampled_from("ab"), st.integers(0, 5))
@@ -144,22 +144,13 @@ def together(count: int, job: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(count)))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads bring about."""
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not come about")
-
-
 def test_ten_threads_decode_a_cold_window_once() -> None:
     cache = WindowCache(1000)
     decodes: list[int] = []
 
     def decode() -> NDArray[Any]:
         decodes.append(1)
-        until(lambda: cache.figures().hits == 9)  # all the others wait for this one
+        eventually(lambda: cache.figures().hits == 9)  # all the others wait for this one
         return window(10, 7)
 
     found = together(10, lambda _: cache.get(("a", 0), decode))
@@ -172,7 +163,7 @@ def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
     cache = WindowCache(1000)
 
     def decode() -> NDArray[Any]:
-        until(lambda: cache.figures().hits == 9)
+        eventually(lambda: cache.figures().hits == 9)
         raise DecodeFailed
 
     assert all(isinstance(one, DecodeFailed) for one in together(10, lambda _: cache.get(("a", 0), decode)))
@@ -235,7 +226,7 @@ def test_a_scan_that_others_join_is_kept_for_them() -> None:
         scan = pool.submit(cache.get, ("a", 0), decode, scan=True)
         assert began.wait(10)
         other = pool.submit(cache.get, ("a", 0), must_not_decode)
-        until(lambda: cache.figures().hits == 1)
+        eventually(lambda: cache.figures().hits == 1)
         end.set()
         assert scan.result(10) is other.result(10)
     assert cache.peek(("a", 0)) is scan.result()

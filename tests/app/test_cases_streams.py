@@ -29,6 +29,7 @@ from tests.app.test_streaming import MIB, ROW, ask, read_answer, take_zeros, wai
 from tests.builder import F8, base, build, floats, tensor_info
 from tests.decoders.helpers import make_blocks
 from tests.server import Server
+from tests.waiting import eventually
 
 DATA = "/v1/models/{}/-/data/w"
 F32_ROWS, F32_BYTES = 200_000, 3_276_800_000
@@ -69,14 +70,6 @@ def is_served(server: Server) -> bool:
     with httpx.Client(base_url=server.url, timeout=10) as client:
         asked = [client.get(path) for path in ("/healthz", "/v1/models", "/v1/models/m/-/metadata", DATA.format("m"))]
     return [answer.status_code for answer in asked] == [200] * 4 and asked[-1].content == F8
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    """Until something holds; fails after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def is_below(measured: Callable[[], int], most: int) -> bool:
@@ -151,13 +144,13 @@ def test_50_clients_that_read_nothing_hold_a_window_each_and_are_cut(servers: li
             # A window for each, and what 50 connections and the allocator take, once what was made ahead of a client
             # that takes nothing is let go of, which is after two seconds.
             most = (held["MiB"] + 50 + 40) * MIB
-            wait_until(partial(is_below, server.memory, most))
+            eventually(partial(is_below, server.memory, most))
             assert server.open_files() >= held["descriptors"] + 50  # all of them are there still
         for server, start in zip(servers, logged, strict=True):
-            wait_until(partial(has_cut, server, 50, start))
+            eventually(partial(has_cut, server, 50, start))
     for server, held in zip(servers, before, strict=True):
-        wait_until(partial(is_below, server.open_files, held["descriptors"] + 1))
-        wait_until(partial(is_below, server.memory, (held["MiB"] + 50) * MIB))
+        eventually(partial(is_below, server.open_files, held["descriptors"] + 1))
+        eventually(partial(is_below, server.memory, (held["MiB"] + 50) * MIB))
 
 
 @pytest.mark.case(49)
@@ -259,7 +252,7 @@ def test_sigterm_refuses_new_connections_and_ends_a_stuck_one_after_its_grace(vo
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", server.port)) != 0
 
-        wait_until(is_refused)
+        eventually(is_refused)
         assert server.process.poll() is None
         assert stuck.recv(1000)
         assert server.stop(timeout=15) == 0
@@ -297,13 +290,6 @@ def test_the_first_process_of_a_container_stops_on_sigterm(volume: Path) -> None
         process.kill()
         process.wait()
         process.stderr.close()
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def write_iq_models(folder: Path, windows: int) -> dict[str, str]:
@@ -345,7 +331,7 @@ def test_two_workers_live_through_16_clients_of_slow_types(tmp_path: Path) -> No
     assert len(IQ_TYPES) == 9
     digests = write_iq_models(tmp_path, windows=1)
     with Server(tmp_path, workers=2, cache_bytes=0) as server:
-        wait_until(lambda: _answers(server.port))
+        eventually(lambda: server.client.get("/healthz").status_code == 200)
         before = workers_of(server)
         decode_at_once(server, digests, clients=16, seconds=0)
         assert workers_of(server) == before

@@ -4,8 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -25,6 +24,7 @@ from tests import builder
 from tests.app.conftest import Face, Serve
 from tests.app.test_streaming import MIB, ask, write_f32
 from tests.server import Server
+from tests.waiting import eventually
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 DATA = "/v1/models/{model}/-/data/{tensor}"
@@ -52,14 +52,6 @@ def scrape(face: Face) -> Scrape:
     answer = face.get("/metrics")
     assert answer.status == 200
     return Scrape(answer.body.decode())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what comes a little after an answer, or until it has had long enough."""
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come true"
-        time.sleep(0.05)
 
 
 def q8_0(n_rows: int) -> bytes:
@@ -221,7 +213,7 @@ def test_open_streams_are_counted_while_they_are_open(tmp_path: Path) -> None:
             one.recv(1000)
             other.recv(1000)
             assert streams() == 2
-        until(lambda: streams() == 0)
+        eventually(lambda: streams() == 0)
         seen = Scrape(server.client.get("/metrics").text)
         assert seen("requests_total", route=DATA, status="200", outcome="client left") == 2
         assert 0 < (seen("response_bytes_total", route=DATA, status="200") or 0) < 2 * 64 * MIB
@@ -234,7 +226,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
         with Server(root, workers=2, cache_bytes=4 * MIB) as server:
-            until(lambda: sum("startup complete" in line for line in server.log) == 2)
+            eventually(lambda: sum("startup complete" in line for line in server.log) == 2)
             yield server
         assert list(temporary.iterdir()) == [], "the folder of the figures is left behind"
 
@@ -258,7 +250,7 @@ def test_two_workers_give_the_sums_of_both_and_keep_them_when_one_dies(pair: Ser
     def requests(seen: Scrape) -> float | None:
         return seen("requests_total", route=DATA, status="200", outcome="complete")
 
-    until(lambda: requests(scrape_pair(pair)) == 40)
+    eventually(lambda: requests(scrape_pair(pair)) == 40)
     seen = scrape_pair(pair)
     assert seen("request_seconds_count", route=DATA, status="200") == 40
     assert seen("response_bytes_total", route=DATA, status="200") == 40 * 256
@@ -272,8 +264,8 @@ def test_two_workers_give_the_sums_of_both_and_keep_them_when_one_dies(pair: Ser
     before = workers(pair)
     assert len(before) == 2
     os.kill(min(before), signal.SIGKILL)
-    until(lambda: len(workers(pair) - before) == 1)
-    until(lambda: sum("startup complete" in line for line in pair.log) == 3)
+    eventually(lambda: len(workers(pair) - before) == 1)
+    eventually(lambda: sum("startup complete" in line for line in pair.log) == 3)
     with contextlib.suppress(httpx.TransportError):  # one that the dead worker had accepted
         httpx.get(f"{pair.url}/healthz", timeout=30)
     after = scrape_pair(pair)

@@ -15,6 +15,7 @@ from tests.app.conftest import Wire, slug
 from tests.app.test_streaming import read_answer, write_sparse
 from tests.demo import demo_model
 from tests.server import Server
+from tests.waiting import eventually
 
 MIB = 1 << 20
 HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -188,10 +189,7 @@ def test_a_client_that_reads_nothing_is_cut_and_gives_its_memory_back(server: Se
     stalled = [ask(server, DATA) for _ in range(8)]
     for connection in stalled:
         connection.sendall(sent_ahead)
-    deadline = time.monotonic() + 20
-    while not (len([line for line in server.log[n_lines:] if "client left" in line]) >= 8 and settled(files)):
-        assert time.monotonic() < deadline, server.log[n_lines:]
-        time.sleep(0.1)
+    eventually(lambda: sum("client left" in line for line in server.log[n_lines:]) >= 8 and settled(files))
     assert server.memory() < memory + 16 * MIB
     for connection in stalled:
         with connection:
@@ -206,10 +204,7 @@ def test_an_answer_that_is_over_but_for_its_last_bytes_is_cut_as_well(server: Se
         for n_rows in range(1, 400, 3):  # steps of 48 KiB, less than what may lie here without anybody waiting for room
             connection = stack.enter_context(ask(server, f"{DATA}?rows=:{n_rows}", "Connection: close\r\n"))
             connection.recv(1)
-        deadline = time.monotonic() + 20
-        while server.open_files() > files:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: server.open_files() <= files)
 
 
 @pytest.mark.case(12)
@@ -306,10 +301,7 @@ def test_connections_over_the_limit_are_told_so_and_probes_are_answered(volume: 
             assert sixth.ask(b"/readyz").status == 200
         for connection in held + more:
             connection.close()
-        deadline = time.monotonic() + 20
-        while server.client.get("/v1/models").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: server.client.get("/v1/models").status_code == 200)
 
 
 UPGRADE = b"POST %s HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: h2c\r\n%s\r\n"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from decoders import GGMLType
 from tests import builder
 from tests.server import Server
+from tests.waiting import eventually
 
 MIB = 1 << 20
 ROW = 4096
@@ -199,10 +200,8 @@ def test_an_answer_that_was_taken_whole_is_complete_in_the_log(tmp_path: Path) -
             client.start()
         for client in clients:
             client.join()
-        deadline = time.monotonic() + 10
-        while len(lines := [line for line in server.log if "tensor=w" in line]) < 100:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: sum("tensor=w" in line for line in server.log) >= 100)
+        lines = [line for line in server.log if "tensor=w" in line]
         assert [line for line in lines if "outcome=complete" not in line or f"bytes_sent={3 * MIB}" not in line] == []
         assert not any("Traceback" in line for line in server.log)
 

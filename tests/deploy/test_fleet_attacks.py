@@ -17,6 +17,7 @@ import pytest
 from decoders import GGMLType
 from tests import builder
 from tests.deploy.fleet import DEPLOY, MODEL, Fleet, data, model, weights
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 SLICE, N_STALLED = 2 << 20, 200
@@ -241,8 +242,8 @@ def test_the_id_that_a_client_gives_is_that_of_the_answer(open_fleet: Fleet) -> 
 def test_an_id_that_nginx_makes_is_in_the_log_of_the_replica(open_fleet: Fleet) -> None:
     with httpx.Client(base_url=open_fleet.url) as client:
         made = client.get(f"{data(6)}?rows=77").headers["x-request-id"]
-    logs = "".join(replica.log() for replica in open_fleet.replicas)
-    assert f"request_id={made} method=GET path={data(6)}" in logs
+    line = f"request_id={made} method=GET path={data(6)}"
+    eventually(lambda: any(line in replica.log() for replica in open_fleet.replicas))
 
 
 def test_what_nobody_is_to_keep_is_not_kept(tmp_path: Path) -> None:

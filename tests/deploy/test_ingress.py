@@ -4,9 +4,7 @@ There is no ingress controller here. The controllers write these lines into the 
 do these tests.
 """
 
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +17,8 @@ from decoders import GGMLType
 from tests import builder
 from tests.deploy._kubernetes import of_kind, rendered
 from tests.programs.conftest import program
-from tests.server import Server
+from tests.server import Server, free_port, is_open
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 
@@ -96,18 +95,12 @@ PROXIES: dict[str, Callable[[str, Path, int, list[Server]], list[str]]] = {
 
 @contextmanager
 def proxy(controller: str, folder: Path, replicas: list[Server]) -> Iterator[httpx.Client]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     command = PROXIES[controller](controller, folder, port, replicas)
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([program(command[0]), *command[1:]], stdout=log, stderr=log)
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+        eventually(lambda: is_open(port))
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             yield client
     finally:

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from tests import builder
 from tests.app.test_streaming import MIB, ROW, ask, write_sparse
 from tests.programs.conftest import program
 from tests.server import Server, free_port
+from tests.waiting import eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -264,24 +264,11 @@ def monitor(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> 
     running = Monitor(tmp_path_factory.mktemp("prometheus"), servers)
     load = Load(servers)
     try:
-        until(lambda: load.rounds > 2 and "pending" in running.states().values(), running)
+        eventually(lambda: load.rounds > 2 and "pending" in running.states().values())
         yield running
     finally:
         load.stop()
         running.stop()
-
-
-def until(true: Any, monitor: Monitor) -> None:
-    """Wait for what comes true within some scrapes; Prometheus itself may still be starting."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if true():
-                return
-        except (httpx.TransportError, json.JSONDecodeError):
-            assert monitor.process.poll() is None
-        assert time.monotonic() < deadline, "it has not come true"
-        time.sleep(0.1)
 
 
 @pytest.mark.programs
@@ -297,7 +284,7 @@ def test_every_panel_has_data(monitor: Monitor, servers: list[Server], replicas:
                 del missing[title]
         return not missing
 
-    until(found, monitor)
+    eventually(found)
 
 
 @pytest.mark.programs
@@ -305,15 +292,17 @@ def test_panels_show_what_was_done(monitor: Monitor, servers: list[Server]) -> N
     def value(title: str) -> dict[tuple[str, ...], float]:
         return next(monitor.values(target["expr"]) for name, target in TARGETS if name == title)
 
-    until(lambda: {"200", "206", "304", "404", "503"} <= {key for (key,) in value("Requests by status")}, monitor)
+    eventually(lambda: {"200", "206", "304", "404", "503"} <= {key for (key,) in value("Requests by status")})
     assert value("Replicas up") == {(): 3}
     assert value("Models readable") == {(): 2}
     assert value("Streams open") == {(): 3}
     assert value("Alerts") == {(): 0}
     assert 0 < value("Failed or refused")[()] < 0.5
     assert 0 < value("Cache hit ratio")[()] < 1
-    for title in ("Share of requests by replica", "Share of decoded windows by replica"):
-        until(lambda title=title: set(value(title)) == {(f"127.0.0.1:{server.port}",) for server in servers}, monitor)
+    instances = {(f"127.0.0.1:{server.port}",) for server in servers}
+    titles = "Share of requests by replica", "Share of decoded windows by replica"
+    eventually(lambda: all(set(value(title)) == instances for title in titles))
+    for title in titles:
         assert sum(value(title).values()) == pytest.approx(1)
     assert all(0 < part <= 4 * MIB for part in value("Bytes and budget by replica").values())
     assert any(outcome == "client left" for _, outcome in value("Answers not sent to their end"))
@@ -322,11 +311,11 @@ def test_panels_show_what_was_done(monitor: Monitor, servers: list[Server]) -> N
 @pytest.mark.programs
 def test_alerts_see_the_service_itself(monitor: Monitor, servers: list[Server]) -> None:
     """Every rule can be evaluated, and those become pending whose cause there is."""
-    until(lambda: monitor.states()["TensortapRefusing"] == "pending", monitor)
+    eventually(lambda: monitor.states()["TensortapRefusing"] == "pending")
     waiting = {name for name, state in monitor.states().items() if state != "inactive"}
     assert waiting == {"TensortapRefusing", "TensortapUnreadableModels"}
     servers[-1].process.kill()
-    until(lambda: monitor.states()["TensortapReplicaDown"] == "pending", monitor)
+    eventually(lambda: monitor.states()["TensortapReplicaDown"] == "pending")
     rules = [rule for group in monitor.ask("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"] for rule in rules} == {alert["alert"] for alert in ALERTS}
     assert {rule["health"] for rule in rules} == {"ok"}

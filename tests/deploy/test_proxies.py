@@ -24,6 +24,7 @@ from tests.app.test_metrics import DATA
 from tests.app.test_streaming import MIB, ROW, ask, take_zeros, write_sparse
 from tests.programs.conftest import program
 from tests.server import Server, free_port
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 
@@ -244,7 +245,7 @@ def test_caddy_asks_the_same_replica_again_and_traefik_all_in_turn(proxy: Proxy,
     before = counts()
     for _ in range(30):
         assert proxy.client.get(f"{M}?rows=5").status_code == 200
-    _until(lambda: sum(counts()) == sum(before) + 30)  # a request is counted a moment after its answer
+    eventually(lambda: sum(counts()) == sum(before) + 30)  # a request is counted a moment after its answer
     shares = sorted(now - then for now, then in zip(counts(), before, strict=True))
     assert shares == [0, 0, 30] if proxy.kind == "caddy" else min(shares) >= 8
 
@@ -258,7 +259,7 @@ def test_a_replica_that_refuses_a_stream_still_answers_the_rest(proxy: Proxy, re
     with ExitStack() as stack:
         for replica in replicas:
             stack.enter_context(ask(replica, LARGE))  # the one stream that each takes, read by nobody
-            _until(lambda replica=replica: _metric(replica, "tensortap_streams_open") == 1)
+        eventually(lambda: all(_metric(replica, "tensortap_streams_open") == 1 for replica in replicas))
         for _ in range(len(replicas) + 1):
             refused = proxy.client.get(LARGE)
             assert (refused.status_code, refused.json()["type"]) == (503, "/problems/overloaded")
@@ -306,11 +307,11 @@ def test_killed_replicas_are_routed_around(own: tuple[Proxy, list[Server]]) -> N
     for thread in clients:
         thread.start()
     try:
-        _until(lambda: len(statuses) > 50)
+        eventually(lambda: len(statuses) > 50)
         replicas[1].process.kill()
         replicas[1].process.wait(10)
         killed, at_kill = time.monotonic(), len(statuses)
-        _until(lambda: len(statuses) > at_kill + 300)
+        eventually(lambda: len(statuses) > at_kill + 300)
     finally:
         over.set()
         for thread in clients:
@@ -319,10 +320,3 @@ def test_killed_replicas_are_routed_around(own: tuple[Proxy, list[Server]]) -> N
     assert len(late) > 250
     assert set(late) == {200}
     assert sum(status != 200 for _, status in statuses) <= len(clients)
-
-
-def _until(true: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "it has not come true"
-        time.sleep(0.02)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,9 @@ import numpy as np
 
 from tests.builder import build
 from tests.server import Server
+from tests.waiting import eventually
 
-__all__ = ["FaultyServer", "Reply", "eventually", "get", "model", "steady", "values"]
+__all__ = ["FaultyServer", "Reply", "get", "model", "steady", "values"]
 
 WINDOW = 1 << 18
 MIB = 1 << 20
@@ -81,17 +82,6 @@ def get(
         return Reply(answer.status, named, body, whole, time.monotonic() - began)
     finally:
         connection.close()
-
-
-def eventually(holds: Callable[[], Any], seconds: float = _SECONDS) -> Any:
-    """What ``holds`` gives as soon as that is true; fails if it is not within the time, which no good run needs."""
-    until = time.monotonic() + seconds
-    while True:
-        with suppress(OSError, http.client.HTTPException):
-            if found := holds():
-                return found
-        assert time.monotonic() < until, "it has not come to hold"
-        time.sleep(0.02)
 
 
 class FaultyServer(Server):

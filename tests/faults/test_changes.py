@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.server import FaultyServer, eventually, get, model, steady, values
+from tests.faults.server import FaultyServer, get, model, steady, values
+from tests.waiting import eventually
 
 PATH = "/v1/models/c/-/data/w"
 N_VERSIONS = 4

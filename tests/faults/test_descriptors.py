@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.builder import U16, build
-from tests.faults.server import FaultyServer, Reply, eventually, get, model, steady, values
+from tests.faults.server import FaultyServer, Reply, get, model, steady, values
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

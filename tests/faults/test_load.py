@@ -11,8 +11,8 @@ from bench._checker import Checker
 from bench._scene import Act, Attack, Scene, Seen, play, prepare
 from bench._servers import Usage, usage
 from bench._versions import load_versions, put
-from tests.faults.server import eventually
 from tests.server import Server
+from tests.waiting import eventually
 
 _PATIENCE = {"stall_seconds": 1, "request_seconds": 1}
 _STALLED = Attack("stalled", 100, 2.5)

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from tests.builder import build
-from tests.faults.server import FaultyServer, Reply, eventually, get, model, steady, values
+from tests.faults.server import FaultyServer, Reply, get, model, steady, values
+from tests.waiting import eventually
 
 
 def fresh(server: FaultyServer, content: bytes) -> str:

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from tests.faults.server import FaultyServer, eventually, steady, values
+from tests.faults.server import FaultyServer, steady, values
+from tests.waiting import eventually
 
 W = "/v1/models/m/-/data/w"
 EXPECTED = values(0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.server import FaultyServer, eventually, model, steady, values
+from tests.faults.server import FaultyServer, model, steady, values
+from tests.waiting import eventually
 
 VIEWS = ("/v1/models", "/v1/models/m", "/v1/models/m/-/tensors", "/metrics")
 NO_THREAD = {"call": "thread", "error": "thread"}

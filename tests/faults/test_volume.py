@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.builder import base
-from tests.faults.server import FaultyServer, eventually, model, steady, values
+from tests.faults.server import FaultyServer, model, steady, values
+from tests.waiting import eventually
 
 W = "/v1/models/m/-/data/w"
 

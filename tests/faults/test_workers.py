@@ -6,8 +6,9 @@ import threading
 from http.client import HTTPException
 from pathlib import Path
 
-from tests.faults.server import eventually, get, model, values
+from tests.faults.server import get, model, values
 from tests.server import Server
+from tests.waiting import eventually
 
 
 def children(server: Server) -> set[int]:

@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ import decoders
 from decoders import GGMLType
 from tests import builder
 from tests.app.test_streaming import write_sparse
-from tests.server import Server, free_port
+from tests.server import Server, free_port, is_open
+from tests.waiting import eventually
 
 ROW, N_ROWS = 4096, 4096  # 64 MiB decoded
 DATA = "/v1/models/m/-/data/dense%2Fkernel:0"
@@ -131,11 +131,7 @@ def _nginx(stack: ExitStack, kind: str, folder: Path, server: Server) -> Proxy:
     process = subprocess.Popen([program("nginx"), "-c", folder / "nginx.conf"], stderr=subprocess.DEVNULL)
     stack.callback(process.wait, 10)
     stack.callback(process.terminate)
-    for _ in range(100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
+    eventually(lambda: is_open(port))
     return Proxy(process.pid, port, folder, trust)
 
 

@@ -2,13 +2,13 @@
 
 import hashlib
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.programs.conftest import DATA, program
 from tests.server import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 SIZE = 64 << 20
@@ -21,10 +21,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def cut_off(*command: str | Path, cwd: Path, target: Path) -> None:
     """Run a program that is told to be slow, and kill it in the middle of its download."""
     process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not (target.exists() and target.stat().st_size > 1 << 20):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: target.stat().st_size > 1 << 20)
     process.kill()
     process.wait()
     assert 0 < target.stat().st_size < SIZE

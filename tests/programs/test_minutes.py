@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import Wire
-from tests.app.test_cases_streams import decode_at_once, has_cut, wait_until, workers_of, write_iq_models
+from tests.app.test_cases_streams import decode_at_once, has_cut, workers_of, write_iq_models
 from tests.app.test_streaming import MIB, ask
 from tests.programs.conftest import LARGE, Proxy
 from tests.server import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 
@@ -34,8 +35,8 @@ def test_a_minute_of_pauses_resets_nobody_and_of_silence_ends_in_a_cut(
                 assert wire.ask(b"/healthz").json == {"status": "ok"}
             # A window for each, and what 50 connections and the allocator take.
             assert server.memory() < memory + (50 + 40) * MIB
-        wait_until(lambda: has_cut(server, 50, n_lines), 60)
-        wait_until(lambda: server.open_files() <= files)
+        eventually(lambda: has_cut(server, 50, n_lines), 60)
+        eventually(lambda: server.open_files() <= files)
     assert [proxy.errors() for proxy in proxies.values()] == [[]] * len(proxies)
 
 
@@ -44,7 +45,7 @@ def test_two_workers_live_through_a_minute_of_slow_types(tmp_path: Path) -> None
     """The parent kills a worker that has not answered it for five seconds."""
     digests = write_iq_models(tmp_path, windows=4)
     with Server(tmp_path, workers=2, cache_bytes=0) as server:
-        wait_until(lambda: "".join(server.log).count("startup complete") == 2)
+        eventually(lambda: "".join(server.log).count("startup complete") == 2)
         before = workers_of(server)
         decode_at_once(server, digests, clients=16, seconds=60)
         assert workers_of(server) == before

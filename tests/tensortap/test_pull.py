@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests import builder
 from tests.demo import demo_model
 from tests.server import Server
 from tests.tensortap.proxy import Fault, Proxy
+from tests.waiting import eventually
 
 PIECE = 64 << 10
 
@@ -390,13 +390,6 @@ def test_cuts_on_the_way_cost_only_what_was_lost(served: Server, tmp_path: Path)
     assert (tmp_path / "out").read_bytes() == body(served, "long")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def command(url: str, target: Path) -> list[str]:
     return [sys.executable, "-m", "tensortap", "pull", url, "long", "-o", str(target), "--connections=4", "--json"]
 
@@ -413,7 +406,7 @@ def test_the_same_command_goes_on_after_a_kill(served: Server, tmp_path: Path, n
         ) as process,
     ):
         try:
-            wait_for(lambda: state.exists() and len(json.loads(state.read_text())["pieces"]) > 1)
+            eventually(lambda: state.exists() and len(json.loads(state.read_text())["pieces"]) > 1)
         except BaseException:
             process.kill()
             raise

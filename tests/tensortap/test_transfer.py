@@ -23,6 +23,7 @@ from tests.server import Server
 from tests.tensortap.models import blocks, model_of
 from tests.tensortap.proxy import Fault, Proxy
 from tests.tensortap.twin import Connect
+from tests.waiting import eventually
 
 BIG_ROWS, BIG_COLUMNS = 6400, 8192  # 200 MiB of float32
 QUANTIZED = blocks(GGMLType.Q4_K, 1 << 20)
@@ -170,9 +171,7 @@ def test_connections_are_gone_after_close(big: tuple[Server, str], connect: Conn
         assert big[0].open_files() > before[0]
     assert len(os.listdir("/proc/self/fd")) <= before[1]
     assert not threads()
-    deadline = threading.Event()
-    while big[0].open_files() > before[0] + 4 and not deadline.wait(0.05):  # the model's own file stays open
-        pass
+    eventually(lambda: big[0].open_files() <= before[0] + 4)  # the model's own file stays open
 
 
 def test_eight_threads_at_once(big: tuple[Server, str]) -> None:
