@@ -45,7 +45,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def large(n_bytes: int = MIB) -> bytes:
-    data = bytes(number % 251 for number in range(n_bytes))
+    data = (bytes(range(251)) * (n_bytes // 251 + 1))[:n_bytes]
     return build([("w", [1024, n_bytes // 4096], F32, data)])
 
 
