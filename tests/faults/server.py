@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 
 from tests.builder import build
-from tests.server import Server
+from tests.server import NO_TLS, Server
 from tests.waiting import eventually
 
 __all__ = ["FaultyServer", "Reply", "get", "model", "steady", "values"]
@@ -123,7 +123,7 @@ class FaultyServer(Server):
             code = self.stop()
             raise RuntimeError(f"the server did not start, and ended with {code}:\n" + "".join(self.log))
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
 
     def rules(self, *rules: Mapping[str, Any]) -> None:
         """Put these rules in the place of those there were; none of them: the system works."""

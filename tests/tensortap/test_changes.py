@@ -127,7 +127,9 @@ def test_a_body_that_broke_off_does_not_go_on_from_another_version(changing: Cha
             tensor.read(out=out)
         assert proxy.ended == 1
         assert len(proxy.headers("If-Range")) == 1
-        assert set(np.unique(out)) == {0, 1}
+        arrived = out.tobytes().rstrip(b"\0")  # up to a byte, perhaps within a value
+        assert 0 < len(arrived) < 500_000
+        assert np.ones(SHAPE, np.float32).tobytes().startswith(arrived)
 
 
 def test_readers_of_a_model_that_changes_all_the_time_see_one_version_each(changing: Changing) -> None:

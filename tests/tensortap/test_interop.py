@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import ssl
 import sys
 import warnings
 from collections.abc import Iterator
@@ -276,6 +277,24 @@ def test_it_can_be_pickled(server: Server) -> None:
             client.close()
     asked = AsyncClient(server.url, api_key="k")
     assert pickle.loads(pickle.dumps(asked))._settings == asked._settings
+
+
+def test_certificates_are_read_once_for_all_clients(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[None] = []
+    create = ssl.create_default_context
+
+    def counted(**settings: Any) -> ssl.SSLContext:
+        read.append(None)
+        return create(**settings)
+
+    monkeypatch.setattr("ssl.create_default_context", counted)
+    for _ in range(3):
+        with Client(server.url) as tap:
+            assert "tests" in tap
+            tensor = pickle.loads(pickle.dumps(tap["tests"]["matrix"]))
+        assert np.array_equal(tensor[...], VALUES["matrix"])
+        tensor._model._client.close()
+    assert len(read) <= 1
 
 
 def rows_of(tensor: RemoteTensor, rows: slice) -> bytes:
