@@ -13,7 +13,7 @@ serve: $(VENV)/serve  ## set up, and serve ./models on http://127.0.0.1:8000
 	$(RUN) -m app serve --root models
 
 test: $(VENV)/test check  ## set up, and run everything: linter, types, tests
-	$(RUN) -m pytest tests/faults
+	$(RUN) -m pytest -n 2 --dist loadfile tests/faults
 	$(RUN) -m pytest -n auto --dist loadfile --ignore tests/faults
 
 check: $(VENV)/test  ## linter, formatter and types only
