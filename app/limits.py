@@ -19,6 +19,7 @@ __all__ = ["PROBES", "RequestRules"]
 
 # Asked by whoever watches over the process: by any host name, without a key, also when others are turned away.
 PROBES = frozenset({"/healthz", "/readyz"})
+_METRICS = "/metrics"  # Prometheus asks by address; there are counts only, and a key is asked for where keys are
 _SHOWN = 40
 _MOST_DIGITS = 20
 _SMALL_BODY = 64 << 10  # the server holds as much of any request before it stops reading
@@ -38,7 +39,8 @@ class RequestRules:
         many; one that finds none is refused with 503. Such a body takes room for its Content-Length (a chunked one for
         what has arrived) until the application is done with it, and the application gets one at a time.
     allowed_hosts
-        Host names that may be asked for, without ports; ``*.example.org`` means every name below it, ``*`` any.
+        Host names that may be asked for, without ports; ``*.example.org`` means every name below it, ``*`` any. Probes
+        and metrics are answered by any name.
     """
 
     def __init__(self, app: ASGIApp, *, url_limit: int, body_limit: int, allowed_hosts: Sequence[str]) -> None:
@@ -72,9 +74,10 @@ class RequestRules:
 
     def _broken_rule(self, scope: Scope, *, has_length: bool) -> Problem | None:
         probe = scope["path"] in PROBES
+        any_host = self._any_host or probe or scope["path"] == _METRICS
         if scope.get("state", {}).get("overloaded") and not probe:
             return Unavailable("overloaded", "the service has as many connections as it takes. Try again in a moment.")
-        if not (self._any_host or probe or self._is_allowed_host(scope)):
+        if not (any_host or self._is_allowed_host(scope)):
             return BadRequest("bad-host", "the Host header names no host that this service answers to.")
         query: bytes = scope["query_string"]
         size = len(scope.get("raw_path") or b"") + len(query)

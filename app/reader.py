@@ -129,15 +129,17 @@ class Reader:
         def window(number: int) -> NDArray[Any]:
             if not wanted():
                 raise CancelledError
+            self._threads.get_on()
             if source.kind == "native":  # untouched bytes: the system's page cache has them already
                 return source.read(number, self._buffers)
             return self.cache.get(source.key(number), lambda: self._decode(source, number), scan=step.scan)
 
         return _cut(section.encode(assemble(step.piece, window), step.start), step), False
 
-    def turn(self) -> asyncio.Future[None]:
-        """A future that is done when a decoding thread comes to it: behind what was asked for before."""
-        return asyncio.wrap_future(self.submit(lambda: None))
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long every thread has been at one window; 0 where one has nothing to do."""
+        return self._threads.stuck_seconds
 
     def close(self, seconds: float = 60.0) -> bool:
         """Refuse new work, drop what has not begun, and wait for what has; whether it has ended in that time."""

@@ -1,6 +1,7 @@
 """The service: what lives as long as the process, behind methods that never block the event loop."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("tensortap")
 _TIDY_SECONDS = 10
+_TIDIES_A_COUNT = 6  # nobody may ask for the list, and alerts go by how many models there are
 _READY_SECONDS = 2
+_STUCK_SECONDS = 10.0  # a window takes 2 ms to decode, and a slow share half a second to give
 _CLOSE_SECONDS = 1.0  # for work that hangs in the volume; other work ends in milliseconds
 # Threads that look for models and open them, and how many requests may wait for one. They share the interpreter with
 # the event loop, so there are few; a slow volume makes their queue long.
@@ -124,12 +127,15 @@ class Service:
         return listed if grant.globs is None else [one for one in listed if grant.allows(one.model_id)]
 
     async def check_ready(self) -> None:
-        """Return if the volume can be listed and the decoding threads take work.
+        """Return if the volume can be listed, and reads of it do not hang.
+
+        A service that has much to do is ready: were it left out for that, its load would be the others', until they are
+        left out as well, and then nobody answers what is cached or small.
 
         Raises
         ------
         Unavailable
-            ``volume-error`` or ``overloaded``.
+            ``volume-error``
         """
         if self._ready is None or self._ready.came.done():  # on a volume that hangs, one look hangs for all
             self._ready = _Look(self._ready_thread, self.catalogue.volume.readable)
@@ -139,23 +145,22 @@ class Service:
             raise Unavailable("volume-error", f"the volume has not answered for {_READY_SECONDS} s. Is it mounted?")
         if not came.result():
             raise Unavailable("volume-error", "the volume cannot be listed now. Is it mounted?")
-        try:
-            async with asyncio.timeout(_READY_SECONDS):
-                await self.reader.turn()
-        except TimeoutError:
-            detail = f"no decoding thread was free for {_READY_SECONDS} s. Try again in a moment."
-            raise Unavailable("overloaded", detail) from None
+        if (seconds := self.reader.stuck_seconds) > _STUCK_SECONDS:
+            detail = f"each decoding thread has been at one window for {seconds:.0f} s: reads of the volume hang."
+            raise Unavailable("volume-error", detail)
 
     def look_around(self) -> None:
         """Begin to describe the volume's models, so that the first to list them need not wait as long."""
         self._lister.submit(self._first_look)
 
     async def tidy(self) -> None:
-        """Let go of models that are gone from the volume, every now and then, for as long as the service runs."""
-        while True:
+        """Let go of models that are gone, every now and then, and count those that are there, until it is cancelled."""
+        for number in itertools.count(1):
             await asyncio.sleep(_TIDY_SECONDS)
             try:
                 await self._lister.run(self.catalogue.forget_gone)
+                if self.metrics is not None and number % _TIDIES_A_COUNT == 0:
+                    await self._lister.run(self._listed)
             except Exception as error:  # there is a next time
                 _log.warning("the volume could not be looked through: %s", error)
 

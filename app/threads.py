@@ -53,12 +53,15 @@ class Threads:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # its methods are atomic
         self._threads: list[threading.Thread] = []
         self._closed = False
-        # Threads know the queue only: when these are forgotten without `close`, they end all the same.
+        self._got_on: dict[int, float] = {}  # by thread, while it works; single operations on it are atomic
+        # Threads know these two only: when these are forgotten without `close`, they end all the same.
         self._end = weakref.finalize(self, _end, self._queue, count)
         self._end.atexit = False
         try:
             for number in range(count):
-                thread = threading.Thread(target=_work, args=(self._queue,), name=f"{name}_{number}", daemon=True)
+                thread = threading.Thread(
+                    target=_work, args=(self._queue, self._got_on), name=f"{name}_{number}", daemon=True
+                )
                 thread.start()
                 self._threads.append(thread)
         except (RuntimeError, MemoryError) as error:
@@ -72,6 +75,16 @@ class Threads:
     def waiting(self) -> int:
         """How much work waits for a thread, cancelled work that no thread has come to included."""
         return self._queue.qsize()
+
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long no thread has begun or ended any work, or got on with it; 0 where one has none."""
+        times = list(self._got_on.values())
+        return time.monotonic() - max(times) if len(times) == len(self._threads) else 0.0
+
+    def get_on(self) -> None:
+        """Say, in one of the threads, that the work it does has got on."""
+        self._got_on[threading.get_ident()] = time.monotonic()
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Have a thread do ``work``; gives what comes of it. Work that is cancelled before it has begun is not done.
@@ -134,13 +147,15 @@ class _Job:
             self.future.set_result(result)
 
 
-def _work(queue: "SimpleQueue[_Job | None]") -> None:
+def _work(queue: "SimpleQueue[_Job | None]", got_on: dict[int, float]) -> None:
+    me = threading.get_ident()
     while (job := queue.get()) is not None:
+        got_on[me] = time.monotonic()
         try:
             job.do()
         except BaseException:  # whatever it is, work that comes later needs this thread
             _log.exception("a thread could not say what came of its work")
-        del job
+        del job, got_on[me]
 
 
 def _end(queue: "SimpleQueue[_Job | None]", count: int) -> None:

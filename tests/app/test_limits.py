@@ -83,9 +83,9 @@ def test_an_allowed_host_is_answered(host: str) -> None:
         "caf\xe9.example",
     ],
 )
-def test_another_host_is_refused_but_for_probes(host: str) -> None:
+def test_another_host_is_refused_but_for_probes_and_metrics(host: str) -> None:
     assert status_for(host, "/v1/models") == 400
-    for probe in ("/healthz", "/readyz"):
+    for probe in ("/healthz", "/readyz", "/metrics"):
         assert status_for(host, probe) == 200
 
 

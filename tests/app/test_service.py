@@ -184,6 +184,61 @@ def test_those_who_ask_for_the_list_share_the_next_one(service: Service, monkeyp
     service.close()
 
 
+def test_models_are_counted_now_and_then_though_nobody_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service._TIDY_SECONDS", 0.01)
+    service = Service(Settings(root=tmp_path, recheck_seconds=0))
+    metrics = service.metrics
+    assert metrics is not None
+
+    def counted() -> list[str]:
+        lines = metrics.exposition()[0].decode().splitlines()
+        return [line for line in lines if line.startswith("tensortap_models{")]
+
+    async def tidy() -> None:
+        tidying = asyncio.create_task(service.tidy())
+        for n_models in (1, 2):
+            (tmp_path / f"m{n_models}.gguf").write_bytes(base())
+            (tmp_path / f"bad{n_models}.gguf").write_bytes(b"")
+            wanted = [f'tensortap_models{{state="{state}"}} {n_models}.0' for state in ("readable", "unreadable")]
+            async with asyncio.timeout(30):
+                while counted() != wanted:
+                    await asyncio.sleep(0.01)
+        tidying.cancel()
+
+    asyncio.run(tidy())
+    service.close()
+
+
+def test_a_service_is_ready_while_it_has_much_to_do_and_not_while_reads_hang(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service._STUCK_SECONDS", 0.2)
+    ended = threading.Event()
+    n_threads = service.settings.decode_threads
+
+    async def check() -> None:
+        busy = [service.reader.submit(lambda: time.sleep(0.01)) for _ in range(100 * n_threads)]
+        while not busy[-1].done():
+            await service.check_ready()
+            await asyncio.sleep(0.01)
+        hanging = [service.reader.submit(lambda: ended.wait(30)) for _ in range(n_threads - 1)]
+        await asyncio.sleep(0.4)
+        await service.check_ready()  # one thread is free
+        hanging.append(service.reader.submit(lambda: ended.wait(30)))
+        await asyncio.sleep(0.4)
+        with pytest.raises(Unavailable, match="each decoding thread") as raised:
+            await service.check_ready()
+        assert raised.value.slug == "volume-error"
+        ended.set()
+        await asyncio.gather(*map(asyncio.wrap_future, hanging))
+        await service.check_ready()
+
+    asyncio.run(check())
+    service.close()
+
+
 def test_tidying_goes_on_after_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied = Mock(side_effect=[MemoryError, OSError(5, "Input/output error"), *[None] * 100_000])
     monkeypatch.setattr("app.service._TIDY_SECONDS", 0)
