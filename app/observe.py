@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.names import text
+from app.wire import WIRE
 
 __all__ = ["Observe", "Outcome", "RequestRecord", "note_names", "record_of"]
 
@@ -129,6 +130,7 @@ class Observe:
         record = RequestRecord(request_id.decode("ascii"), method, _path(scope))
         scope.setdefault("state", {})["record"] = record
         streaming = whole = left = False
+        has_left = scope.get("extensions", {}).get(WIRE, {}).get("has_left", _cannot_tell)
 
         async def watched_receive() -> Message:
             nonlocal left
@@ -137,19 +139,24 @@ class Observe:
             return message
 
         async def observed(message: Message) -> None:
-            nonlocal streaming, whole
+            nonlocal streaming, whole, left
             if message["type"] == "http.response.body":
                 more = message.get("more_body", False)
-                if more and not streaming:
+                # A refusal may wait for the rest of a body that nobody reads: that is no stream.
+                if more and not streaming and (record.status or 0) < 400:
                     streaming = True
                     if self._on_stream is not None:
                         self._on_stream(1)
                 await send(message)
+                if has_left():
+                    left = True
+                    return
                 if method != "HEAD" and record.status is not None:  # a server drops the body of an answer to HEAD
                     record.bytes_sent += len(message.get("body", b""))
                 whole = not more
                 return
             if message["type"] == "http.response.start":
+                left = left or has_left()
                 if not left:  # else there is nobody to whom the server would send it
                     record.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id), _NOSNIFF]}
@@ -162,7 +169,7 @@ class Observe:
         finally:
             record.seconds = perf_counter() - began
             if record.outcome is None:
-                record.outcome = "complete" if whole else "aborted"
+                record.outcome = "complete" if whole else "client left" if left else "aborted"
             record.route = _route(scope)
             if streaming and self._on_stream is not None:
                 self._on_stream(-1)
@@ -174,6 +181,10 @@ class Observe:
                 sink(record)
             except Exception:  # the answer is given: it must not fail for its record
                 _log.exception("the record of request %s could not be kept", record.request_id)
+
+
+def _cannot_tell() -> bool:
+    return False
 
 
 def _request_id(scope: Scope) -> bytes:

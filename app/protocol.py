@@ -9,7 +9,8 @@ import asyncio
 import fcntl
 import struct
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import cast
 
@@ -21,7 +22,7 @@ from app.wire import WIRE, Wire
 __all__ = ["PatientProtocol"]
 
 _LOOKS = 4  # within the time that a client may stall
-_LEAVE_SECONDS = 0.02  # between looks at what a client has yet to take, once the service stops
+_LEAVE_SECONDS = 0.02  # between looks at what a client has yet to take of its last answer
 _MOST_HEADER_BYTES = 64 << 10
 # What is read at once, 256 KiB, may be 14,000 requests of 5 KB each in memory, or 50,000 headers of 130 bytes.
 _MOST_AHEAD = 16
@@ -48,9 +49,12 @@ class _Joined:
     proxy can ask another one then, which it cannot once it has passed a head on.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, leave: Callable[[], object]
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._leave = leave
         self._head = b""
         self._begun = False
 
@@ -75,9 +79,9 @@ class _Joined:
             self._transport.write(head)
 
     def close(self) -> None:
-        """End the connection when everything is sent."""
+        """End the connection: this answer is its last."""
         self.flush()
-        self._transport.close()
+        self._leave()
 
     def is_closing(self) -> bool:
         """Whether the connection ends."""
@@ -96,7 +100,9 @@ class PatientProtocol(HttpToolsProtocol):
     _request_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _in_head = False
+    _in_message = False
     _is_last = False
+    _is_leaving = False
     _is_stopping = False
     _came_on = False
     _kept_bytes = 0
@@ -140,14 +146,21 @@ class PatientProtocol(HttpToolsProtocol):
         self._kept_bytes = 0 if self._came_on else self._kept_bytes + len(data)
         if self._kept_bytes > _settings().url_limit + _MOST_HEADER_BYTES:
             self._abort()
-        if not self._is_answering() and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-            # Also for bytes that begin no request, as line breaks before one: they end the keep-alive time, too.
+        if self._is_answering() or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+            return
+        if self._came_on and not self._in_message:
+            # The end of a request that was answered before it was here, which has ended the keep-alive time.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            # Also for bytes that begin no request, as line breaks before one: they end that time, too.
             self._expect_request()
 
     def on_message_begin(self) -> None:
         """The first bytes of a request are here: the others are due."""
         super().on_message_begin()
-        self._in_head = self._came_on = True
+        self._in_head = self._in_message = self._came_on = True
         self._expect_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -174,8 +187,13 @@ class PatientProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.scope is scope:  # its task has not begun
             self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
             self._cycles.append(self.cycle)
-            self.cycle.transport = joined = _Joined(self.transport, self.loop)  # type: ignore[assignment]
-            scope["extensions"] = {WIRE: {"open": partial(self._open_wire, self.cycle, joined)}}
+            self.cycle.transport = joined = _Joined(self.transport, self.loop, self._leave)  # type: ignore[assignment]
+            scope["extensions"] = {
+                WIRE: {
+                    "open": partial(self._open_wire, self.cycle, joined),
+                    "has_left": partial(getattr, self.cycle, "disconnected"),
+                }
+            }
             if is_for_another_protocol:
                 # The parser takes what follows in this segment for that protocol's, the body included, and what comes
                 # in the next one for a request. So nothing follows: the request is answered, and the connection ends.
@@ -189,7 +207,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is here, its body included."""
-        self._came_on = True
+        self._in_message, self._came_on = False, True
         self._expect_nothing()
         super().on_message_complete()
 
@@ -212,11 +230,15 @@ class PatientProtocol(HttpToolsProtocol):
         """An answer is written: the next request that was sent ahead has its turn, unless the service stops."""
         for cycle in self._cycles:
             cast(_Joined, cycle.transport).flush()  # its answer may have had no body
-        if self._is_stopping:
+        if self._is_stopping or self._is_leaving:
             self.server_state.total_requests += 1
             self._leave()
-        else:
-            super().on_response_complete()
+            return
+        if self._request_timer is not None:
+            # A request that was begun ahead has its time from here: before, it may be this side that did not read it.
+            self._expect_nothing()
+            self._expect_request()
+        super().on_response_complete()
 
     def resume_writing(self) -> None:
         """The transport has room again: the client has taken some bytes."""
@@ -274,7 +296,7 @@ class PatientProtocol(HttpToolsProtocol):
         patience = _settings().stall_seconds
         # The system holds bytes, too, and takes more only when much of them is gone: its count shows a slow reader.
         unread = self._wire.waiting if self._wire else self.transport.get_write_buffer_size()
-        unread += _unacknowledged(self.transport) if unread else 0
+        unread += _unacknowledged(self.transport) if unread or self._is_leaving else 0
         now = self.loop.time()
         if unread == 0 or unread != self._unread:
             self._unread, self._unread_since = unread, now
@@ -284,15 +306,23 @@ class PatientProtocol(HttpToolsProtocol):
         self._stall_timer = self.loop.call_later(patience / _LOOKS, self._watch_stall)
 
     def _leave(self) -> None:
-        """Take no more requests, and close when the client's side has acknowledged everything.
+        """Take no more requests, end the answers, and close when the client's side has acknowledged everything.
 
-        A container's network ends with its last process, and with it what the system has yet to send of an answer.
+        A container's network ends with its last process, and with it what the system has yet to send of an answer. So a
+        stop waits for connections until then, those included whose last answer was over before it.
         """
-        self._is_last = True
+        if not self._is_leaving:
+            self._is_leaving = self._is_last = True
+            if not self.transport.is_closing():
+                with suppress(OSError):  # the client is gone
+                    self.transport.write_eof()
+            self._close_when_taken()
+
+    def _close_when_taken(self) -> None:
         if self.transport.is_closing():
             return
         if self.transport.get_write_buffer_size() or _unacknowledged(self.transport):
-            self.loop.call_later(_LEAVE_SECONDS, self._leave)
+            self.loop.call_later(_LEAVE_SECONDS, self._close_when_taken)
         else:
             self.transport.close()
 

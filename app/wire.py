@@ -18,7 +18,11 @@ from app.splice import Pipe
 __all__ = ["WIRE", "ClientLeft", "Wire"]
 
 WIRE = "tensortap.wire"
-"""The ASGI extension that gives a response its wire: a function that waits until nothing is left to send before."""
+"""The ASGI extension of a connection.
+
+``open``: gives a response its wire, once nothing is left to send before.
+``has_left``: tells whether the client has left; what is sent to it then is dropped without a word.
+"""
 
 _BRIEFLY_MS = 1
 

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.observe import Observe, RequestRecord, note_names, record_of
+from app.wire import WIRE
 from tests.app.conftest import Face, Serve
 from tests.builder import base
 
@@ -38,7 +39,14 @@ def app_of(steps: Steps) -> ASGIApp:
 class Observed:
     """What came of one request to an application that is observed."""
 
-    def __init__(self, steps: Steps, method: str = "GET", raw_path: bytes = b"/x", **headers: bytes) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        method: str = "GET",
+        raw_path: bytes = b"/x",
+        gone_after: int | None = None,
+        **headers: bytes,
+    ) -> None:
         self.records: list[RequestRecord] = []
         self.streams: list[int] = []
         self.sent: list[Message] = []
@@ -50,6 +58,8 @@ class Observed:
             "raw_path": raw_path,
             "headers": [(name.replace("_", "-").encode(), value) for name, value in headers.items()],
         }
+        if gone_after is not None:  # so many messages
+            self.scope["extensions"] = {WIRE: {"has_left": lambda: len(self.sent) >= gone_after}}
         self.app = Observe(app_of(steps), sinks=[self.records.append], on_stream=self.streams.append)
         try:
             asyncio.run(self._ask())
@@ -161,6 +171,28 @@ def test_what_ends_without_its_end_is_aborted_or_what_the_answer_says() -> None:
         assert (record.outcome, record.status, record.bytes_sent) == (outcome, status, sent), steps
         assert seen.streams == ([1, -1] if sent else [])
         assert (seen.error is not None) == (steps in (fails, cancelled))
+
+
+@pytest.mark.parametrize(("gone_after", "status", "n_bytes"), [(0, None, 0), (1, 200, 0), (2, 200, 0), (3, 200, 3)])
+def test_what_is_sent_to_a_client_that_has_left_is_not_sent(gone_after: int, status: int | None, n_bytes: int) -> None:
+    """The server drops it without a word."""
+
+    async def steps(_: Scope, send: Send) -> None:
+        for message in (started(), body(b"abc", more=True), body(b"de")):
+            await send(message)
+
+    record = Observed(steps, gone_after=gone_after).record
+    assert (record.outcome, record.status, record.bytes_sent) == ("client left", status, n_bytes)
+
+
+def test_a_refusal_that_waits_for_the_rest_of_a_body_is_no_stream() -> None:
+    async def steps(_: Scope, send: Send) -> None:
+        for message in (started(status=413), body(b"{}", more=True), body(b"")):
+            await send(message)
+
+    seen = Observed(steps)
+    assert seen.streams == []
+    assert seen.record.outcome == "complete"
 
 
 @given(st.binary(max_size=140) | st.text("az09._~:/+=@- \r\n\"'\x7f", max_size=140).map(str.encode))
