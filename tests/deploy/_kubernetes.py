@@ -4,9 +4,12 @@ import functools
 import importlib
 import json
 import subprocess
+import threading
 from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jsonschema
 import yaml
@@ -30,7 +33,7 @@ def _record(required: list[str], **properties: Object) -> Object:
 _TEXT: Object = {"type": "string"}
 _TEXTS: Object = {"type": "object", "additionalProperties": _TEXT}
 _DURATION: Object = {"type": "string", "pattern": "^([0-9]+(y|w|d|h|m|s|ms))+$"}
-_LABEL_NAME: Object = {"type": "string", "pattern": "^([a-z0-9.]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"}
+_LABEL_NAME: Object = {"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}
 # The fields that the chart uses, of those in the API reference of the Prometheus Operator (monitoring.coreos.com/v1):
 # no package carries its resource definition as a schema that could be used here.
 _MONITOR = _record(
@@ -40,7 +43,6 @@ _MONITOR = _record(
     metadata=_record(["name"], name=_TEXT, labels=_TEXTS),
     spec=_record(
         ["selector", "endpoints"],
-        jobLabel=_LABEL_NAME,
         selector=_record([], matchLabels=_TEXTS),
         endpoints={
             "type": "array",
@@ -51,6 +53,16 @@ _MONITOR = _record(
                 interval=_DURATION,
                 scrapeTimeout=_DURATION,
                 authorization=_record([], type=_TEXT, credentials=_record(["key"], name=_TEXT, key=_TEXT)),
+                relabelings={
+                    "type": "array",
+                    "items": _record(
+                        [],
+                        sourceLabels={"type": "array", "items": _LABEL_NAME},
+                        separator=_TEXT,
+                        targetLabel=_LABEL_NAME,
+                        replacement=_TEXT,
+                    ),
+                },
             ),
         },
     ),
@@ -85,6 +97,63 @@ def values_file(values: Object, folder: Path) -> Path:
 def rendered(values: Object, folder: Path, release: str = "tensortap") -> list[Object]:
     """What the chart makes of these values."""
     return objects_of(run("helm", "template", release, CHART, "--values", values_file(values, folder)).stdout)
+
+
+class Cluster:
+    """As much of a cluster's API as helm reads before it changes anything: kinds, and some objects by their paths."""
+
+    def __init__(self, kinds_of: Iterable[Object], *there: tuple[str, Object]) -> None:
+        kinds: dict[str, set[str]] = {}
+        for thing in kinds_of:
+            kinds.setdefault(thing["apiVersion"], set()).add(thing["kind"])
+        groups = [
+            {"name": version.split("/")[0], "versions": [{"groupVersion": version, "version": version.split("/")[1]}]}
+            for version in kinds
+            if "/" in version
+        ]
+        self._answers: Object = {
+            "/version": {"major": "1", "minor": str(OLDEST[1]), "gitVersion": f"v1.{OLDEST[1]}.0"},
+            "/api": {"versions": ["v1"]},
+            "/apis": {"groups": groups},
+            **dict(there),
+        }
+        for version, names in kinds.items():
+            resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind} for kind in names]
+            path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+            self._answers[path] = {"groupVersion": version, "resources": resources}
+
+    def __enter__(self) -> Self:
+        answers = self._answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = answers.get(self.path.partition("?")[0])
+                body = json.dumps(found or {"kind": "Status", "reason": "NotFound", "code": 404}).encode()
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def rendered(self, values: Object, folder: Path) -> list[Object]:
+        """What the chart makes of these values for the namespace ``models`` of this cluster."""
+        flags = ["--namespace", "models", "--dry-run=server", "--disable-openapi-validation"]
+        flags += ["--kube-apiserver", self.url, "--values", str(values_file(values, folder))]
+        return objects_of(run("helm", "template", "tensortap", CHART, *flags).stdout)
 
 
 def of_kind(objects: Iterable[Object], kind: str) -> Object:

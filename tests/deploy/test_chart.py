@@ -18,6 +18,7 @@ from tests.deploy._kubernetes import (
     PLAIN,
     ROOT,
     TEMPLATES,
+    Cluster,
     Object,
     assert_consistent,
     assert_restricted,
@@ -43,7 +44,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 # What the chart decides, and what is to be in a Secret.
-DECIDED = {"root", "host", "port", "api_keys", "api_keys_file"}
+DECIDED = {"root", "port", "api_keys", "api_keys_file"}
 ALWAYS = {"Deployment", "Service"}
 DEFAULTS = ALWAYS | {"ServiceAccount", "PersistentVolumeClaim", "PodDisruptionBudget", "NetworkPolicy"}
 INGRESS_NAMESPACE = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
@@ -113,11 +114,21 @@ REFUSED: list[tuple[Object, str]] = [
     ({"settings": {"wokers": 2}}, "'wokers' not allowed"),
     ({"settings": {"workers": 0}}, "/settings/workers"),
     ({"settings": {"cache_bytes": "much"}}, "/settings/cache_bytes"),
+    ({"settings": {"cache_bytes": "5i"}}, "/settings/cache_bytes"),
+    ({"settings": {"host": "127.0.0.1"}}, "/settings/host"),
+    ({"settings": {"metrics": False}, "serviceMonitor": {"enabled": True}}, "settings.metrics: false"),
     ({"settings": {"log_format": "xml"}}, "/settings/log_format"),
     ({"settings": {"port": 9000}}, "'port' not allowed"),
     ({"settings": {"api_keys": "secret"}}, "'api_keys' not allowed"),
     ({"models": {"claim": {"accessModes": ["ReadMany"]}}}, "/models/claim/accessModes"),
+    ({"models": {"claim": {"accessModes": ["ReadWriteOncePod"]}}}, "/models/claim/accessModes"),
     ({"models": {"claim": {"size": "100 GB"}}}, "/models/claim/size"),
+    ({"nameOverride": "my.tap"}, "/nameOverride"),
+    ({"fullnameOverride": "my.tensortap"}, "/fullnameOverride"),
+    ({"fullnameOverride": "1tap"}, "/fullnameOverride"),
+    ({"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 2}}, "autoscaling.minReplicas (9)"),
+    ({"podLabels": {"app.kubernetes.io/name": "x"}}, "'app.kubernetes.io/name'"),
+    ({"serviceMonitor": {"labels": {"app.kubernetes.io/managed-by": "x"}}}, "'app.kubernetes.io/managed-by'"),
     ({"apiKeys": {"existingSecret": "Keys_1"}}, "/apiKeys/existingSecret"),
     ({"service": {"port": 0}}, "/service/port"),
     ({"ingress": {"controller": "traefik"}}, "/ingress/controller"),
@@ -156,9 +167,23 @@ def test_the_settings_in_the_schema_are_those_of_the_service() -> None:
         for name, field in Settings.model_json_schema()["properties"].items()
         if name not in DECIDED
     }
+    expected["host"] = {"type": "string", "enum": ["0.0.0.0", "::"]}  # the probes come to whatever address a pod has
     schema = SCHEMA["properties"]["settings"]
     assert schema["properties"] == expected
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "5b", "5 kB", "1.5Ki", "1.5KiB", ".5g", "2MIB", " 3tb ", "5i", "5ib", "5x", "-1", ""]
+)
+def test_a_size_that_the_schema_lets_through_is_one_for_the_service(text: str) -> None:
+    fits = jsonschema.Draft7Validator({**SCHEMA, "$ref": "#/definitions/size"}).is_valid(text)
+    try:
+        Settings(cache_bytes=text)  # type: ignore[arg-type]
+    except ValueError:
+        assert not fits
+    else:
+        assert fits
 
 
 def test_the_chart_has_the_version_of_the_project() -> None:
@@ -323,6 +348,31 @@ def test_settings_arrive_as_they_were_given(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.programs
+def test_the_address_to_listen_on_may_be_that_of_ipv6(tmp_path: Path) -> None:
+    assert environment_of(rendered({}, tmp_path))["TENSORTAP_HOST"] == "0.0.0.0"
+    assert environment_of(rendered({"settings": {"host": "::"}}, tmp_path))["TENSORTAP_HOST"] == "::"
+
+
+@pytest.mark.programs
+def test_switching_on_the_autoscaler_keeps_the_replicas_that_there_are(tmp_path: Path) -> None:
+    """Without a number where there was one, Helm asks for null, which is one replica until the autoscaler looks."""
+    values: Object = {"autoscaling": {"enabled": True}}
+    objects = rendered(values, tmp_path)
+    assert "replicas" not in of_kind(objects, "Deployment")["spec"]
+    metadata = {
+        "name": "tensortap",
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": "tensortap", "meta.helm.sh/release-namespace": "models"},
+    }
+    running = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 5}}
+    with Cluster(objects, ("/apis/apps/v1/namespaces/models/deployments/tensortap", running)) as cluster:
+        assert of_kind(cluster.rendered(values, tmp_path), "Deployment")["spec"]["replicas"] == 5
+        assert of_kind(cluster.rendered({}, tmp_path), "Deployment")["spec"]["replicas"] == VALUES["replicaCount"]
+    with Cluster(objects) as cluster:
+        assert "replicas" not in of_kind(cluster.rendered(values, tmp_path), "Deployment")["spec"]
+
+
+@pytest.mark.programs
 @pytest.mark.parametrize("controller", CONTROLLERS)
 def test_an_ingress_tells_its_controller_to_hash_by_path(controller: str, tmp_path: Path) -> None:
     values = {"ingress": {"enabled": True, "controller": controller, "annotations": {"example.org/a": "b"}}}
@@ -362,6 +412,17 @@ def test_two_releases_do_not_meet(release: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize("release", ["v1.2", "1tap"])
+def test_a_release_whose_name_is_none_for_a_service_needs_another(release: str, tmp_path: Path) -> None:
+    done = run("helm", "template", release, CHART, check=False)
+    assert done.returncode != 0
+    assert "set fullnameOverride" in done.stderr
+    objects = rendered({"fullnameOverride": "weights"}, tmp_path, release)
+    assert_consistent(objects)
+    assert of_kind(objects, "Service")["metadata"]["name"] == "weights"
+
+
+@pytest.mark.programs
 def test_the_notes_warn_of_what_would_not_work(tmp_path: Path) -> None:
     def notes(values: Object) -> str:
         done = run("helm", "install", "tensortap", CHART, "--dry-run=client", "--values", values_file(values, tmp_path))
@@ -373,9 +434,15 @@ def test_the_notes_warn_of_what_would_not_work(tmp_path: Path) -> None:
     assert "names no other namespace" in notes(walled_in)
     assert "Prometheus needs a key" in notes(walled_in)
     assert "No API keys" not in notes(walled_in)
+    assert "has no ipBlock" not in notes(walled_in)
+    for kind in ("LoadBalancer", "NodePort"):
+        outside: Object = {"service": {"type": kind}, "networkPolicy": {"from": [INGRESS_NAMESPACE]}}
+        assert f"has no ipBlock: who comes from outside the cluster by the {kind}" in notes(outside)
+        assert "has no ipBlock" not in notes({**outside, "networkPolicy": {"enabled": False}})
     text = notes(EVERYTHING)
     assert "port-forward service/tensortap 8000:80\n" in text
     assert "names no other namespace" not in text
+    assert "has no ipBlock" not in text
     assert "needs a key" not in text
 
 

@@ -8,6 +8,22 @@
 {{- .Values.fullnameOverride | default $full | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* What the schema cannot see, because it is about several values or the release. */ -}}
+{{- define "tensortap.check" -}}
+{{- $full := include "tensortap.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
+{{- fail (printf "%q cannot be the name of a Service, which begins with a letter and has no dot: name the release otherwise, or set fullnameOverride" $full) -}}
+{{- end -}}
+{{- with .Values.autoscaling -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas (%d) is more than autoscaling.maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (not (dig "metrics" true .Values.settings)) -}}
+{{- fail "serviceMonitor.enabled asks for /metrics, which settings.metrics: false takes away" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tensortap.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "tensortap.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
