@@ -21,15 +21,24 @@ __all__ = ["NO_TLS", "Server", "free_port", "is_open"]
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients that need none: httpx would take 50 ms to read certificates."""
 
+_given: set[int] = set()
 _STARTED = re.compile(r"running on http://[^:]+:(\d+)")
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, and that the system gives to no client's connection."""
+    """A port of this machine that nobody listens on, and that the system gives to no client's connection.
+
+    It is given once: it may be listened on a while later only. Tests that run beside these have others.
+    """
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    ports = range(20_000 + int(worker.removeprefix("gw")), 32_768, int(workers))
     while True:
-        port = random.randrange(20_000, 32_768)
+        port = random.choice(ports)
+        if port in _given:
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 

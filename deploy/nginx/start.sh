@@ -12,11 +12,15 @@ mkdir -p /run/nginx
 rm -f /run/nginx/slices.sock  # of an nginx that was killed: the next one could not listen
 version=$(nginx -v 2>&1 | sed 's#.*nginx/\([0-9.]*\).*#\1#')
 # From 1.27.3 on, nginx asks again where a name leads, and starts before the replicas. An older one knows the addresses
-# of its start: restart it when containers were made anew.
+# of its start: restart it when containers were made anew. It asks whom the system asks first (the name servers of Docker
+# and Podman are at different addresses); of several it would ask each in turn, and others need not know the names.
 resolve=
 if [ "$(printf '%s\n1.27.3\n' "$version" | sort -V | head -n 1)" = 1.27.3 ]; then
     resolve=' resolve'
-    echo 'resolver 127.0.0.11 valid=5s;'  # Docker's
+    awk '
+        address == "" && $1 == "nameserver" && $2 !~ /%/ { address = $2 ~ /:/ ? "[" $2 "]" : $2 }
+        END { print "resolver " (address == "" ? "127.0.0.1" : address) " valid=5s;" }
+    ' /etc/resolv.conf
 fi >/run/nginx/replicas.conf
 awk -v replicas="$REPLICAS" -v resolve="$resolve" '
     /^ *server 127\.0\.0\.1:8001 / {

@@ -104,25 +104,30 @@ class _Reader:
 
 
 class _Download:
-    """curl, which is started again to go on where it was cut off."""
+    """curl, which is started again to go on where it was cut off; with options of its own if need be."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, *options: str) -> None:
         self._random = random.Random(seed)
         self._url = url
         self._weights = weights()
+        self._options = options
         self._folder = tempfile.TemporaryDirectory()
         self.resumed = 0
 
     def ask(self) -> tuple[str, str]:
         n, row = self._random.randrange(N_TENSORS), self._random.randrange(ROWS // 2)
-        target, kind, url = Path(self._folder.name, "out"), "tensors by curl", f"{self._url}{data(n)}?rows={row}:"
+        return self.fetch(f"{data(n)}?rows={row}:", self._weights[n][row:].tobytes())
+
+    def fetch(self, path: str, wanted: bytes) -> tuple[str, str]:
+        """Fetch a path: the kind of request, and what was wrong with its answer."""
+        target, kind = Path(self._folder.name, "out"), "tensors by curl"
         target.unlink(missing_ok=True)
-        command = [program("curl"), "-sSf", "-C", "-", "--limit-rate", "20M", "-o", str(target), url]
+        command = [program("curl"), "-sSf", "-C", "-", "--limit-rate", "20M", *self._options, "-o", str(target)]
         for tried in range(_TRIES):
-            run = subprocess.run(command, check=False, capture_output=True, timeout=60)
+            run = subprocess.run([*command, self._url + path], check=False, capture_output=True, timeout=60)
             if run.returncode == 0:
-                good = target.read_bytes() == self._weights[n][row:].tobytes()
-                return kind, "" if good else f"{kind}: wrong bytes of t{n:02} after {tried} cuts"
+                good = target.read_bytes() == wanted
+                return kind, "" if good else f"{kind}: wrong bytes of {path} after {tried} cuts"
             if run.returncode != 18:  # CURLE_PARTIAL_FILE: it was cut off
                 return kind, f"{kind}: {run.stderr!r}"
             self.resumed += 1
@@ -170,6 +175,7 @@ def load(url: str) -> Iterator[Counts]:
         ended.set()
         for thread in threads:
             thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "a client waits for an answer yet"
 
 
 @contextmanager

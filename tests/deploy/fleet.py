@@ -7,11 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import httpx
 import numpy as np
@@ -23,12 +23,26 @@ from tests import builder
 from tests.deploy.network import Network
 from tests.programs.conftest import program
 from tests.server import free_port
+from tests.waiting import eventually
 
-__all__ = ["MODEL", "N_TENSORS", "ROW", "ROWS", "Fleet", "Replica", "data", "model", "nginx_configuration", "weights"]
+__all__ = [
+    "MODEL",
+    "N_TENSORS",
+    "ROW",
+    "ROWS",
+    "Fleet",
+    "Replica",
+    "data",
+    "model",
+    "nginx_configuration",
+    "settled",
+    "weights",
+]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MODEL, N_TENSORS, ROW, ROWS = "team/fleet", 12, 4096, 512  # 8 windows each
 _READY_SECONDS = 30
+T = TypeVar("T")
 
 
 def _blocks(version: int, tensor: int) -> bytes:
@@ -56,8 +70,7 @@ def data(tensor: int) -> str:
 def nginx_configuration(folder: Path, listen: str, replicas: Sequence[str]) -> Path:
     """The configuration of deploy/nginx for these replicas, with all that nginx writes in ``folder``."""
     text = (DEPLOY / "nginx" / "tensortap.conf").read_text(encoding="utf-8")
-    text = text.replace("/var/cache/nginx", f"{folder}/cache").replace("/run/nginx", str(folder))
-    text = text.replace("listen 80;", f"listen {listen};")
+    text = _in(folder, text).replace("listen 80;", f"listen {listen};")
     upstreams = (DEPLOY / "nginx" / "replicas.conf").read_text(encoding="utf-8")
     for more in replicas[3:]:
         upstreams = re.sub(
@@ -70,10 +83,28 @@ def nginx_configuration(folder: Path, listen: str, replicas: Sequence[str]) -> P
     (folder / "cache").mkdir(exist_ok=True)
     main = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
     main = re.sub(r"^ +include .*\n", "", main, flags=re.MULTILINE).rstrip().removesuffix("}")
-    main = main.replace("/run/nginx", str(folder))
-    main = main.replace("/dev/stderr warn", f"{folder}/error.log")
+    main = _in(folder, main).replace("/dev/stderr warn", f"{folder}/error.log")
     path.write_text(f"daemon off; user root; {main}\n{text}\n{upstreams}\n}}\n")
     return path
+
+
+def _in(folder: Path, text: str) -> str:
+    return text.replace("/var/cache/nginx", f"{folder}/cache").replace("/run/nginx", str(folder))
+
+
+def settled(read: Callable[[], T]) -> T:
+    """What ``read`` gives once it has given the same for a second: of what is counted a moment after an answer."""
+    last, since = read(), time.monotonic()
+
+    def has_settled() -> bool:
+        nonlocal last, since
+        time.sleep(0.1)
+        if (now := read()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() > since + 1
+
+    eventually(has_settled)
+    return last
 
 
 class Replica:
@@ -149,7 +180,7 @@ class Fleet:
         settings: Mapping[str, object] | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._folder = folder
+        self.folder = folder
         self._network = network
         self._at = (network.address(len(roots)), 80) if network else ("127.0.0.1", free_port())
         self.url = "http://{}:{}".format(*self._at)
@@ -175,12 +206,12 @@ class Fleet:
 
     def proxies(self) -> list[int]:
         """The processes of nginx."""
-        master = int((self._folder / "pid").read_text())
+        master = int((self.folder / "pid").read_text())
         return [master, *map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split())]
 
     def errors(self) -> list[str]:
         """What nginx has logged of errors."""
-        path = self._folder / "error.log"
+        path = self.folder / "error.log"
         return path.read_text().splitlines() if path.exists() else []
 
     def count(self, name: str, labels: Mapping[str, str] | None = None) -> list[float]:
@@ -191,7 +222,7 @@ class Fleet:
         """On a host of its own as a container would, with deploy/nginx as it is; else with other paths and ports."""
         replicas = [replica.authority for replica in self.replicas]
         if self._network is None:
-            path = nginx_configuration(self._folder, ":".join(map(str, self._at)), replicas)
+            path = nginx_configuration(self.folder, ":".join(map(str, self._at)), replicas)
             return subprocess.Popen([program("nginx"), "-c", path], stderr=subprocess.DEVNULL)
         folders = "mount -t tmpfs none /run && mount -t tmpfs none /var/cache && mkdir /var/cache/nginx"
         command = [
@@ -202,7 +233,7 @@ class Fleet:
             "-c",
             f'{folders} && exec sh "$0"',
         ]
-        with (self._folder / "error.log").open("wb") as log:
+        with (self.folder / "error.log").open("wb") as log:
             environment = {**os.environ, "REPLICAS": " ".join(replicas)}
             return subprocess.Popen([*command, DEPLOY / "nginx" / "start.sh"], stderr=log, env=environment)
 

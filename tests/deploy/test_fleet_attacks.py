@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +15,15 @@ import pytest
 
 from decoders import GGMLType
 from tests import builder
-from tests.deploy.fleet import DEPLOY, MODEL, Fleet, data, model, weights
+from tests.deploy.fleet import DEPLOY, MODEL, Fleet, data, model, settled, weights
+from tests.programs.conftest import program
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
-SLICE, N_STALLED = 2 << 20, 200
+CONFIGURATION = (DEPLOY / "nginx" / "tensortap.conf").read_text(encoding="utf-8")
+COMPOSE = (DEPLOY / "compose.scale.yml").read_text(encoding="utf-8")
+MIB = 1 << 20
+SLICE, N_STALLED = 2 * MIB, 200
 LENGTHS = (SLICE - 4, SLICE, SLICE + 4, 2 * SLICE - 4, 2 * SLICE)
 KEY, OTHER_KEY = "key-of-the-team-1", "key-of-others-22"
 PAGE, OTHER_PAGE = "https://a.example", "https://b.example"
@@ -120,7 +123,18 @@ def test_what_the_cache_holds_is_refused_in_every_form(locked_fleet: Fleet, path
         f"/v1/models/other/x/-/../../../../v1/data?model={MODEL}&tensor=t01&rows=0",
         f"/v1//models/{MODEL}/-/data/t01?rows=0",
         "/-/version",
+        "//-/version",
+        "/a/../-/version",
+        "/v1/models/x/-/data/../../../../../-/version",
+        "/-/version?rows=0",
         "/-/problem",
+        "//-/problem",
+        "/metrics",
+        "//metrics",
+        "/a/../metrics",
+        "/%6detrics?",
+        "/docs",
+        "/openapi.json",
     ],
 )
 def test_a_path_that_nginx_reads_in_another_way_leads_nowhere(open_fleet: Fleet, path: str) -> None:
@@ -271,18 +285,74 @@ def test_clients_that_do_not_read_cost_little_memory(open_fleet: Fleet) -> None:
             connection.connect(("127.0.0.1", open_fleet.port))
             connection.sendall(_get(data(8)).encode())
             assert connection.recv(1)
-        for _ in range(50):  # until nginx has taken what it takes
-            now = _memory_bytes(open_fleet)
-            time.sleep(0.1)
-            if _memory_bytes(open_fleet) == now:
-                break
-    assert now < N_STALLED * (1 << 19)
+        taken = settled(lambda: _memory_bytes(open_fleet))
+    assert MIB < taken < N_STALLED * (1 << 19)
 
 
 def _memory_bytes(fleet: Fleet) -> int:
-    """The memory of nginx's processes, what they share counted once."""
+    """The memory of nginx's processes, what they share counted once, and what is of files not at all."""
     rollups = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in fleet.proxies()]
-    return sum(int(re.findall(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[0]) << 10 for rollup in rollups)
+    found = [kb for rollup in rollups for kb in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB", rollup, re.MULTILINE)]
+    return sum(int(kb) << 10 for kb in found)
+
+
+def test_as_many_requests_as_have_room_are_taken_and_more_are_told_to_come_again(open_fleet: Fleet) -> None:
+    (most,) = map(int, re.findall(r"limit_conn tensortap_requests (\d+);", CONFIGURATION))
+    (memory,) = re.findall(r"mem_limit: (\d+)g", COMPOSE.partition("\n  nginx:")[2])
+    assert most * 2 * MIB <= int(memory) << 30
+    (connections,) = re.findall(r"worker_connections (\d+);", (DEPLOY / "nginx/nginx.conf").read_text())
+    assert most * 4 <= int(connections)
+    (free,) = re.findall(r"min_free=(\d+)g", CONFIGURATION)
+    assert _most_bodies() * 16 * MIB <= int(free) << 30
+    begun = _get("/v1/models", "Content-Length: 9").replace("GET", "POST").encode()  # and no more of it
+    with ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(open_fleet.connect()).sendall(begun)
+        eventually(lambda: _send(open_fleet, _get("/v1/models"))[0] == 503)
+        for path in ("/v1/models", f"{data(9)}?rows=0"):
+            status, headers, body = _send(open_fleet, _get(path))
+            assert (status, json.loads(body)["type"]) == (503, "/problems/overloaded")
+            assert int(headers["retry-after"]) > 0
+        for probe in ("/healthz", "/readyz"):
+            assert _send(open_fleet, _get(probe))[0] == 200
+    eventually(lambda: _send(open_fleet, _get("/v1/models"))[0] == 200)
+
+
+def _most_bodies() -> int:
+    (most,) = map(int, re.findall(r"limit_conn tensortap_bodies (\d+);", CONFIGURATION))
+    return most
+
+
+@pytest.mark.parametrize("announced", ["Content-Length: 16000000", "Transfer-Encoding: chunked"])
+def test_bodies_that_take_all_of_their_room_keep_only_others_with_bodies_out(open_fleet: Fleet, announced: str) -> None:
+    rows = b'{"rows": [1]'
+    with httpx.Client(base_url=open_fleet.url) as client, ExitStack() as stack:
+        for _ in range(_most_bodies()):
+            stack.enter_context(open_fleet.connect()).sendall(_get(data(9), announced).replace("GET", "POST").encode())
+        eventually(lambda: client.post(data(9), content=rows + b" " * 16_384 + b"}").status_code == 503)
+        for body in (rows + b" " * 9000 + b"}", rows + b"}"):
+            assert client.post(data(9), content=body).content == weights()[9][1:2].tobytes()
+        assert client.get(f"{data(9)}?rows=1").content == weights()[9][1:2].tobytes()
+        stack.close()
+        eventually(lambda: client.post(data(9), content=rows + b" " * 16_384 + b"}").status_code == 200)
+
+
+def test_bodies_are_kept_on_the_volume_and_where_there_is_no_room_nginx_says_so(open_fleet: Fleet) -> None:
+    (folder,) = re.findall(r"client_body_temp_path (\S+);", (DEPLOY / "nginx/nginx.conf").read_text())
+    (volume,) = re.findall(r"- slices:(\S+)", COMPOSE)
+    assert folder == f"{volume}/body"
+    bodies = open_fleet.folder / "cache" / "body"
+    bodies.rename(bodies.with_name("away"))
+    try:
+        with httpx.Client(base_url=open_fleet.url) as client:
+            for path in ("/v1/models", data(9)):
+                answer = client.post(path, content=b'{"rows": [1]' + b" " * MIB + b"}")
+                assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
+                assert answer.headers["content-type"] == "application/problem+json"
+    finally:
+        bodies.with_name("away").rename(bodies)
+    with httpx.Client(base_url=open_fleet.url) as client:
+        assert client.post(data(9), content=b'{"rows": [1]' + b" " * MIB + b"}").content == weights()[9][1:2].tobytes()
 
 
 def test_long_urls_fill_no_log(open_fleet: Fleet) -> None:
@@ -300,3 +370,50 @@ def test_replicas_that_are_none_are_refused(replicas: str | None) -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=False)
     assert run.returncode == 2
     assert f"REPLICAS is '{replicas or ''}'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "address"),
+    [
+        ("nameserver 10.89.0.1\nnameserver 10.0.0.1\n", "10.89.0.1"),
+        ("search here\nnameserver fe80::1%eth0\nnameserver fd00::35\n", "[fd00::35]"),
+        ("", "127.0.0.1"),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.27.3", "1.30.0", "1.26.3"])
+def test_names_are_asked_of_whom_the_system_asks(names: str, address: str, version: str, tmp_path: Path) -> None:
+    nginx = tmp_path / "nginx"
+    nginx.write_text(f'#!/bin/sh\n[ "$1" != -v ] || echo nginx version: nginx/{version} >&2\n')
+    nginx.chmod(0o755)
+    (tmp_path / "resolv.conf").write_text(names)
+    steps = f"""mount -t tmpfs none /run
+        mount --bind {tmp_path}/resolv.conf "$(readlink -f /etc/resolv.conf)"
+        sh {DEPLOY}/nginx/start.sh
+        cat /run/nginx/replicas.conf"""
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REPLICAS": "a:8000 b:8000"}
+    command = ["unshare", "--mount", "sh", "-euc", steps]
+    written = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True).stdout
+    is_known = version != "1.26.3"
+    assert re.findall(r"^resolver (\S+) valid=5s;$", written, re.MULTILINE) == [address] * is_known
+    servers = re.findall(r"^ +server (\S+) max_fails=2 fail_timeout=5s( resolve)?;$", written, re.MULTILINE)
+    assert servers == [(name, " resolve" * is_known) for name in ("a:8000", "b:8000")]
+
+
+def test_the_health_check_tells_whether_replicas_answer(tmp_path: Path) -> None:
+    """By what nginx's images have; whatever proxies there are."""
+    (line,) = re.findall(r"test: (\[.*\])", COMPOSE.partition("\n  nginx:")[2])
+    kind, name, *arguments = json.loads(line)
+    assert (kind, name) == ("CMD", "curl")
+    with Fleet(tmp_path, [_volume(tmp_path)]) as fleet:
+        command = [program(name), *(argument.replace("http://127.0.0.1", fleet.url) for argument in arguments)]
+        environment = {"http_proxy": "http://127.0.0.1:9"}
+
+        def check() -> int:
+            return subprocess.run(command, env=environment, capture_output=True, timeout=10, check=False).returncode
+
+        assert check() == 0
+        process = fleet.replicas[0].process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert check() != 0

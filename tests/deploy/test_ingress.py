@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.programs
 
-NAMES = [f"layer/{number}:weight" for number in range(24)]
+NAMES = [f"layer/{number}:weight" for number in range(60)]  # so many that each replica has some, whatever its port
 ROWS, ROW = 8, 32
 WEIGHTS = np.arange(ROWS * ROW, dtype="<f4")
 QUERIES = ["", "?rows=0", "?rows=3:5&cols=:4", "?format=json", "?dtype=float16", "?rows=7&format=npy"]

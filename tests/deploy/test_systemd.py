@@ -26,6 +26,22 @@ def test_it_names_settings_that_there_are_and_waits_for_running_answers() -> Non
     assert int(_values("TimeoutStopSec")[0]) > Settings.model_fields["grace_seconds"].default
 
 
+def test_it_is_started_again_for_as_long_as_it_takes() -> None:
+    assert _values("Restart") == ["always"]
+    before, _, _ = UNIT.read_text().partition("\n[Service]\n")
+    assert "\nStartLimitIntervalSec=0\n" in before
+
+
+def test_what_is_in_the_working_directory_is_not_taken_for_the_program(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__main__.py").write_text("raise SystemExit('the wrong program')")
+    environment = dict(one.split("=") for line in _values("Environment") for one in line.split())
+    _, *arguments, _ = _values("ExecStart")[0].split()
+    command = [sys.executable, *arguments, "settings"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.programs
 def test_systemd_takes_it(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name  # systemd wants the program to be there

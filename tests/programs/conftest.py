@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +97,13 @@ class Proxy:
         """How much of answers it has on its disk now: in files that have no name any more."""
         workers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         files = [file for worker in workers for file in Path(f"/proc/{worker}/fd").iterdir()]
-        return sum(file.stat().st_size for file in files if os.readlink(file).startswith(f"{self.folder}/proxy/"))
+        return sum(map(self._bytes_of_answer, files))
+
+    def _bytes_of_answer(self, file: Path) -> int:
+        with suppress(FileNotFoundError):  # closed since it was listed
+            if os.readlink(file).startswith(f"{self.folder}/proxy/"):
+                return file.stat().st_size
+        return 0
 
 
 def _documented() -> str:
