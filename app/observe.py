@@ -129,7 +129,7 @@ class Observe:
         method = scope["method"]
         record = RequestRecord(request_id.decode("ascii"), method, _path(scope))
         scope.setdefault("state", {})["record"] = record
-        streaming = whole = left = False
+        streaming = whole = left = dropped = False
         has_left = scope.get("extensions", {}).get(WIRE, {}).get("has_left", _cannot_tell)
 
         async def watched_receive() -> Message:
@@ -139,7 +139,7 @@ class Observe:
             return message
 
         async def observed(message: Message) -> None:
-            nonlocal streaming, whole, left
+            nonlocal streaming, whole, dropped
             if message["type"] == "http.response.body":
                 more = message.get("more_body", False)
                 # A refusal may wait for the rest of a body that nobody reads: that is no stream.
@@ -148,16 +148,16 @@ class Observe:
                     if self._on_stream is not None:
                         self._on_stream(1)
                 await send(message)
-                if has_left():
-                    left = True
+                if message.get("body") and has_left():  # else it may have left with everything
+                    dropped = True
                     return
                 if method != "HEAD" and record.status is not None:  # a server drops the body of an answer to HEAD
                     record.bytes_sent += len(message.get("body", b""))
-                whole = not more
+                whole = not (more or dropped)
                 return
             if message["type"] == "http.response.start":
-                left = left or has_left()
-                if not left:  # else there is nobody to whom the server would send it
+                dropped = left or has_left()
+                if not dropped:  # there is somebody to whom the server sends it
                     record.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id), _NOSNIFF]}
             await send(message)
@@ -169,7 +169,7 @@ class Observe:
         finally:
             record.seconds = perf_counter() - began
             if record.outcome is None:
-                record.outcome = "complete" if whole else "client left" if left else "aborted"
+                record.outcome = "complete" if whole else "client left" if dropped else "aborted"
             record.route = _route(scope)
             if streaming and self._on_stream is not None:
                 self._on_stream(-1)

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def everything(port: int, *sent: bytes) -> bytes:
     """All that comes back until the server closes, or goes silent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         for data in sent:
             connection.sendall(data)
         received = b""
@@ -94,7 +94,7 @@ def test_chunks_that_can_be_read_in_two_ways_end_the_connection(server: Server, 
 @pytest.mark.parametrize("name", [b"X-API-Key", b"If-Match", b"Host"])
 @pytest.mark.parametrize("pause", [0, 0.1])
 def test_headers_behind_a_body_are_not_taken(server: Server, name: bytes, pause: float) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=2) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
         time.sleep(pause)
         connection.sendall(name + b": x\r\n\r\n" + HIDDEN)

@@ -385,10 +385,10 @@ def test_a_key_file_on_a_volume_that_hangs_holds_nobody_up(
     replace(file, "second\n")
     for _ in range(5):
         assert face.get("/v1/models", headers=bearer("first")).status == 200
+    eventually(lambda: looks)
     assert len(looks) == 1
     go.set()
-    while face.get("/v1/models", headers=bearer("second")).status != 200:
-        pass
+    eventually(lambda: face.get("/v1/models", headers=bearer("second")).status == 200)
 
 
 def test_a_file_is_looked_at_no_more_than_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from app.cli import main
 from app.settings import ENV_PREFIX, Settings
 from tests.builder import F8, base
 from tests.server import Server
+from tests.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,7 @@ def test_a_server_stops_when_it_is_told_to_with_0(tmp_path: Path, workers: int) 
     with Server(tmp_path, workers=workers) as server:
         assert answers(server, "/v1/models/m/-/data/w").content == F8
         assert answers(server, "/v1/models").json()["count"] == 1
+        eventually(lambda: sum("startup complete" in line for line in server.log) == workers)
         assert server.stop() == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(server.url, timeout=5)

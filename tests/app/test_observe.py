@@ -185,6 +185,16 @@ def test_what_is_sent_to_a_client_that_has_left_is_not_sent(gone_after: int, sta
     assert (record.outcome, record.status, record.bytes_sent) == ("client left", status, n_bytes)
 
 
+def test_who_leaves_with_everything_has_had_it() -> None:
+    """Threads have sent the body past all this, and what is left to say is that it is over."""
+
+    async def steps(_: Scope, send: Send) -> None:
+        for message in (started(), body(b"")):
+            await send(message)
+
+    assert Observed(steps, gone_after=2).record.outcome == "complete"
+
+
 def test_a_refusal_that_waits_for_the_rest_of_a_body_is_no_stream() -> None:
     async def steps(_: Scope, send: Send) -> None:
         for message in (started(status=413), body(b"{}", more=True), body(b"")):

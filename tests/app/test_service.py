@@ -69,12 +69,15 @@ def test_a_herd_for_what_cannot_be_opened_fails_together(
 
 
 def test_one_who_gives_up_takes_nothing_from_the_others(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    slowed(service, monkeypatch)
+    go = hanging(service, monkeypatch)
 
     async def herd() -> list[object]:
         tasks = [asyncio.create_task(service.snapshot(b"m", EVERYTHING)) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        for _ in range(5):  # turns of the loop, in which all come to wait for the look
+            await asyncio.sleep(0)
         tasks[2].cancel()
+        await asyncio.sleep(0)
+        go.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     outcomes = asyncio.run(herd())
@@ -264,17 +267,14 @@ def test_on_a_slow_volume_what_was_known_will_do_only_if_it_is_not_old(
 
     async def versions() -> tuple[bytes, bytes]:
         with await service.snapshot(b"m", EVERYTHING) as before:
-            find = service.catalogue.volume.find
-
-            def slow(model_id: bytes) -> object:
-                time.sleep(0.3)
-                return find(model_id)
-
-            monkeypatch.setattr(service.catalogue.volume, "find", slow)
+            go = hanging(service, monkeypatch)
             (tmp_path / "new").write_bytes(base(data=bytes(32)))
             (tmp_path / "new").rename(tmp_path / "m.gguf")
             await asyncio.sleep(0.01)
+            if known_seconds == 0:  # what is new must be waited for, for longer than what was known would be
+                asyncio.get_running_loop().call_later(0.3, go.set)
             with await service.snapshot(b"m", EVERYTHING) as after:
+                go.set()
                 return before.key, after.key
 
     before, after = asyncio.run(versions())

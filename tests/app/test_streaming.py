@@ -59,7 +59,9 @@ def read_answer(connection: socket.socket, start: bytes = b"") -> tuple[int, byt
     """The Content-Length of an answer, and what of its body came before the connection's end or that length."""
     received = bytearray(start)
     while b"\r\n\r\n" not in received:
-        received += connection.recv(64 << 10)
+        chunk = connection.recv(64 << 10)
+        assert chunk, "the connection has ended within a head"
+        received += chunk
     head, _, body = bytes(received).partition(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
     chunks = [body]
@@ -95,15 +97,15 @@ def cpu_seconds(server: Server) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_until_idle(server: Server) -> None:
-    """Until the server has used no time for half a second; fails after ten."""
-    deadline = time.monotonic() + 10
+def wait_until_idle(*servers: Server) -> None:
+    """Until servers have used no time for half a second; fails after thirty."""
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        before = cpu_seconds(server)
+        before = [cpu_seconds(server) for server in servers]
         time.sleep(0.5)
-        if cpu_seconds(server) - before < 0.05:
+        if all(cpu_seconds(server) - used < 0.05 for server, used in zip(servers, before, strict=True)):
             return
-    pytest.fail("the server goes on working for clients that have left")
+    pytest.fail("a server goes on working for clients that have left")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ service runs. The first rule that fits a call decides; a rule has
 - ``from``: the first byte for which reads fail: they come back short before it, and fail from it on;
 - ``error``: an errno like ``EIO``, ``MemoryError``, or ``thread`` for what the system says of threads;
 - ``after``: how many calls go well before;
-- ``seconds``: how long the call takes, before it fails or does what it does;
+- ``seconds``: how long the call takes, before it fails or does what it does; less where the rule is taken away. The
+  log says ``CALL hangs`` when it begins;
 - ``most``: the most bytes that a read gives;
 - ``at``: what the clock says (seconds since 1970), or ``shift``: how wrong it is.
 
@@ -24,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["CALLS", "install"]
@@ -36,6 +38,7 @@ CALLS = (
 Rule = dict[str, Any]
 
 _stat, _readlink, _sleep = os.stat, os.readlink, time.sleep
+_LOOK_SECONDS = 0.02
 
 
 class _Rules:
@@ -50,11 +53,7 @@ class _Rules:
     def fitting(self, call: str, subject: Any) -> Rule | None:
         """The rule for a call on a path or descriptor, if there is one."""
         try:
-            status = _stat(self._path)
-            if (state := (status.st_ino, status.st_mtime_ns)) != self._state:
-                with open(self._path, encoding="utf-8") as file:
-                    self._rules = json.load(file)
-                self._state, self._counts = state, {}
+            self._look()
         except OSError:  # replaced just now, or no descriptor for it
             return None
         for number, rule in enumerate(self._rules):
@@ -68,6 +67,28 @@ class _Rules:
                 return rule
         return None
 
+    def fail(self, call: str, rule: Rule) -> None:
+        """Do to a call what a rule for it says."""
+        if "seconds" in rule:
+            self._hang(call, rule)
+        _fail(rule)
+
+    def _hang(self, call: str, rule: Rule) -> None:
+        sys.stderr.write(f"{call} hangs\n")
+        sys.stderr.flush()
+        until = time.monotonic() + rule["seconds"]
+        while rule in self._rules and time.monotonic() < until:
+            _sleep(_LOOK_SECONDS)
+            with suppress(OSError):
+                self._look()
+
+    def _look(self) -> None:
+        status = _stat(self._path)
+        if (state := (status.st_ino, status.st_mtime_ns)) != self._state:
+            with open(self._path, encoding="utf-8") as file:
+                self._rules = json.load(file)
+            self._state, self._counts = state, {}
+
 
 def _path_of(subject: Any) -> str:
     if isinstance(subject, int):
@@ -79,8 +100,6 @@ def _path_of(subject: Any) -> str:
 
 
 def _fail(rule: Rule) -> None:
-    if "seconds" in rule:
-        _sleep(rule["seconds"])
     kind = rule.get("error")
     if kind == "MemoryError":
         raise MemoryError
@@ -98,7 +117,7 @@ def install(control: str) -> None:
     def wrap(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **named: Any) -> Any:
             if rule := rules.fitting(call, arguments[0] if arguments else None):
-                _fail(rule)
+                rules.fail(call, rule)
             return function(*arguments, **named)
 
         return wrapped
@@ -116,7 +135,7 @@ def install(control: str) -> None:
         if "from" in rule:
             most = min(most, max(0, rule["from"] - at))
         if most == 0 or "from" not in rule:
-            _fail(rule)
+            rules.fail("preadv", rule)
         (buffer,) = buffers
         return preadv(fd, [memoryview(buffer)[: max(1, most)]], at, flags)
 
@@ -125,7 +144,7 @@ def install(control: str) -> None:
     class Mapping(mmap.mmap):
         def __new__(cls, *arguments: Any, **named: Any) -> "Mapping":
             if rule := rules.fitting("mmap", None):
-                _fail(rule)
+                rules.fail("mmap", rule)
             return super().__new__(cls, *arguments, **named)
 
     mmap.mmap = Mapping  # type: ignore[misc]
@@ -134,7 +153,7 @@ def install(control: str) -> None:
 
     def start_thread(self: threading.Thread) -> None:
         if rule := rules.fitting("thread", None):
-            _fail(rule)
+            rules.fail("thread", rule)
         start(self)
 
     threading.Thread.start = start_thread  # type: ignore[method-assign]

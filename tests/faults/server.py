@@ -145,6 +145,10 @@ class FaultyServer(Server):
         finally:
             resource.prlimit(self.process.pid, kind, before)
 
+    def hanging(self, call: str) -> int:
+        """How many times a call has begun to take the ``seconds`` of a rule, since the log was emptied."""
+        return self.log.count(f"{call} hangs\n")
+
     def threads(self) -> int:
         """How many threads the process has."""
         return len(os.listdir(f"/proc/{self.process.pid}/task"))

@@ -14,13 +14,14 @@ from bench._versions import load_versions, put
 from tests.server import Server
 from tests.waiting import eventually
 
-_PATIENCE = {"stall_seconds": 1, "request_seconds": 1}
-_STALLED = Attack("stalled", 100, 2.5)
+# Two seconds, since one may pass before a client has its turn that is one of very many on a machine with much to do.
+_PATIENCE = {"stall_seconds": 2, "request_seconds": 1}
+_STALLED = Attack("stalled", 100, 4.0)  # they are cut after two and a half, or three
 _HALF_OPEN = Attack("half-open", 100, 2.5)
 _DROPPED = Attack("dropped", 200)
 _CLIENTS = (1, 4, 0.0)
 _WARM_UP = Act([replace(_DROPPED, count=50)], _CLIENTS, 1.0, 0.2)
-_EVERYTHING = Act([replace(one, rounds=0) for one in (_STALLED, _HALF_OPEN, _DROPPED)], _CLIENTS, 2.5, 0.5)
+_EVERYTHING = Act([replace(one, rounds=0) for one in (_STALLED, _HALF_OPEN, _DROPPED)], _CLIENTS, 3.5, 0.5)
 # What a moment of the machine may add: leaks of so many clients would be far more.
 _MOST_GROWN = 64 << 20
 _LATE_FILES = 20
@@ -64,12 +65,19 @@ def played(
     assert set(seen.errors) <= set(refusals)
     assert seen.health_failed == 0
     assert seen.health
-    assert max(seen.health) < 1000
-    assert seen.streams_open == 0
-    # A file or a connection may just be open, of some hundreds.
-    assert seen.after.descriptors <= seen.before.descriptors + 2 + _LATE_FILES * (workers - 1)
-    assert seen.after.threads <= seen.before.threads + _MOST_THREADS
-    assert seen.grown < _MOST_GROWN * workers
+    assert max(seen.health) < 5000
+
+    def is_as_before() -> bool:
+        now = server.usage()
+        # A file or a connection may just be open, of some hundreds.
+        return (
+            now.descriptors <= seen.before.descriptors + 2 + _LATE_FILES * (workers - 1)
+            and now.threads <= seen.before.threads + _MOST_THREADS
+            and now.memory - seen.before.memory - seen.cached < _MOST_GROWN * workers
+        )
+
+    eventually(is_as_before)
+    eventually(lambda: "\ntensortap_streams_open 0.0\n" in server.client.get("/metrics").text)
     log = "".join(server.log)
     assert "Traceback" not in log
     assert " status=500" not in log
@@ -97,7 +105,7 @@ def test_senders_that_never_end_their_request_are_cut(loaded: Loaded, folder: Pa
 
 
 def test_connections_that_are_dropped_in_mid_stream_leave_nothing(loaded: Loaded, folder: Path) -> None:
-    seen = played(loaded, folder, Act([_DROPPED], _CLIENTS, 3.0))
+    seen = played(loaded, folder, Act([_DROPPED], _CLIENTS, 2.0))
     ends = seen.attackers["dropped"]
     assert ends["left"] + ends["left by reset"] == 200
     assert min(ends["left"], ends["left by reset"]) > 50

@@ -1,7 +1,7 @@
 """What the clients make of every kind of answer: of a service in trouble, and of what lies between."""
 
 import gzip
-import time
+import threading
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -27,8 +27,10 @@ from tensortap import (
 from tensortap._http import check_place
 from tensortap._progress import progress_of
 from tensortap._retry import Patience
+from tests.server import free_port
 from tests.tensortap.stub import ETAG, VERSION, WEIGHTS, Answering, Stub, answer, problem
 from tests.tensortap.twin import Connect
+from tests.waiting import eventually
 
 HTML = answer(502, b"<html><h1>Bad Gateway</h1></html>", Content_Type="text/html")
 RANGE = f"bytes 0-3999/{WEIGHTS.nbytes}"
@@ -350,22 +352,29 @@ def test_a_link_that_leads_elsewhere_is_not_followed(connect: Connect) -> None:
 
 
 def test_nothing_listens(connect: Connect, waits: list[float]) -> None:
-    with Stub() as stub:
-        pass
-    with connect(stub.url, retries=1) as tap, pytest.raises(ConnectionFailed, match="no answer from") as raised:
+    with (
+        connect(f"http://127.0.0.1:{free_port()}", retries=1) as tap,
+        pytest.raises(ConnectionFailed, match="no answer from") as raised,
+    ):
         tap.models()
     assert isinstance(raised.value, ConnectionError)
     assert len(waits) == 1
 
 
 def test_a_service_that_says_nothing_times_out(connect: Connect, waits: list[float]) -> None:
+    over = threading.Event()
+
     def silent(_: str) -> bytes:
-        time.sleep(0.5)
+        over.wait(30)
         return b""
 
-    with Stub(silent, silent) as stub, pytest.raises(ConnectionFailed, match=r"(?i)time"):
-        read(connect, stub, timeout=0.1, retries=1)
-    assert len(waits) == 1
+    with Stub(silent, silent) as stub:
+        with pytest.raises(ConnectionFailed, match=r"(?i)time"):
+            read(connect, stub, timeout=0.3, retries=1)
+        # Two requests for weights, whatever it took to open the model in that time.
+        eventually(lambda: len(stub.asked) == 2)
+        assert waits
+        over.set()
 
 
 def test_an_answer_that_fails_gives_no_partial_array(connect: Connect, waits: list[float]) -> None:
