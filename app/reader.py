@@ -118,6 +118,7 @@ class Reader:
         CancelledError
             It is not wanted any more.
         """
+        self._threads.get_on()  # a stream may keep its thread for long, with cached windows only
         section = step.element
         if isinstance(section, bytes):
             return section, True

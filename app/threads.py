@@ -83,8 +83,9 @@ class Threads:
         return time.monotonic() - max(times) if len(times) == len(self._threads) else 0.0
 
     def get_on(self) -> None:
-        """Say, in one of the threads, that the work it does has got on."""
-        self._got_on[threading.get_ident()] = time.monotonic()
+        """Say, in one of the threads, that the work it does has got on; in any other, this does nothing."""
+        if (me := threading.get_ident()) in self._got_on:
+            self._got_on[me] = time.monotonic()
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Have a thread do ``work``; gives what comes of it. Work that is cancelled before it has begun is not done.

@@ -14,6 +14,7 @@ from app.errors import NotFound, Unavailable, Unreadable
 from app.service import Service
 from app.settings import Settings
 from app.snapshot import Snapshot
+from app.steps import Step
 from tests.builder import base
 
 EVERYTHING = Grant(None)
@@ -237,6 +238,31 @@ def test_a_service_is_ready_while_it_has_much_to_do_and_not_while_reads_hang(
         ended.set()
         await asyncio.gather(*map(asyncio.wrap_future, hanging))
         await service.check_ready()
+
+    asyncio.run(check())
+    service.close()
+
+
+def test_a_service_is_ready_while_its_threads_send_what_is_cached(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream keeps a thread for as long as nobody else wants it, however long that takes."""
+    monkeypatch.setattr("app.service._STUCK_SECONDS", 0.2)
+    ended = threading.Event()
+    step = Step(b"a part that is there already")
+
+    def stream() -> None:
+        while not ended.wait(0.01):
+            service.reader.make(step, lambda: True)
+
+    async def check() -> None:
+        streams = [service.reader.submit(stream) for _ in range(service.settings.decode_threads)]
+        await asyncio.sleep(0.4)
+        try:
+            await service.check_ready()
+        finally:
+            ended.set()
+            await asyncio.gather(*map(asyncio.wrap_future, streams))
 
     asyncio.run(check())
     service.close()
